@@ -1,0 +1,73 @@
+# Two environments: .venv (platform: Dagster, MLflow, Lance, trainer, tests) and .venv-serving (SGLang).
+PYTHON        ?= python3
+UV_VERSION    := 0.13.9
+TORCH_VERSION := 2.13.0
+# cpu | auto | cu130 | rocm6.4 ...: which PyTorch build; only `cpu` never downloads a GPU build
+TORCH_BACKEND ?= cpu
+DEMO_ARGS     ?=
+
+UV      := .tools/bin/uv
+# a folder of torch wheels that pip was told of (find-links) is used before any download
+LOCAL_WHEELS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null || $(PYTHON) -m pip config get :env:.find-links 2>/dev/null))
+# both cores are shared by servers and tests: set threads explicitly, let waiting threads sleep
+export OMP_WAIT_POLICY ?= passive
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-unit test-integration lint lock clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+$(UV):
+	$(PYTHON) -m venv .tools
+	.tools/bin/pip install -q --disable-pip-version-check uv==$(UV_VERSION)
+
+# $(call install,venv,lock): torch first (from a local wheel, else of the backend asked for), then the lock
+define install
+$(UV) venv -q --clear --python 3.11 $(1)
+{ [ "$(TORCH_BACKEND)" = cpu ] && [ -n "$(LOCAL_WHEELS)" ] && \
+  $(UV) pip install -q --python $(1) --no-deps --no-index $(addprefix --find-links ,$(LOCAL_WHEELS)) torch==$(TORCH_VERSION); } || \
+$(UV) pip install -q --python $(1) --torch-backend=$(TORCH_BACKEND) -c $(2) torch==$(TORCH_VERSION)
+$(UV) pip install -q --python $(1) --no-deps -r $(2)
+endef
+
+.venv/.ready: requirements/dev.txt pyproject.toml | $(UV)
+	$(call install,.venv,requirements/dev.txt)
+	$(UV) pip install -q --python .venv --no-deps -e .
+	@touch $@
+
+.venv-serving/.ready: requirements/serving.txt pyproject.toml $(wildcard patches/torchvision/pyproject.toml) | $(UV)
+	$(call install,.venv-serving,requirements/serving.txt)
+	.venv-serving/bin/python -c 'import torchvision' 2>/dev/null || \
+	  $(UV) pip install -q --python .venv-serving --no-deps ./patches/torchvision
+	$(UV) pip install -q --python .venv-serving --no-deps -e .
+	@touch $@
+
+setup: .venv/.ready .venv-serving/.ready  ## install both environments (done by every target that needs them)
+
+demo: setup  ## serve, capture, fine-tune, validate and deploy a draft on this machine; DEMO_ARGS="--workload code"
+	.venv/bin/tide demo $(DEMO_ARGS)
+
+test: setup lint  ## the test suite: fast unit tests first, then real services (20 minutes)
+	.venv/bin/pytest
+
+test-unit: setup  ## unit tests only (seconds)
+	.venv/bin/pytest tests/unit
+
+test-integration: setup  ## tests against real services only
+	.venv/bin/pytest tests/integration
+
+lint: .venv/.ready  ## ruff, pyright, import contracts
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/lint-imports
+	.venv/bin/pyright
+
+lock: | $(UV)  ## resolve requirements/*.in again (the locks hold names and versions only)
+	$(UV) pip compile -q --universal --python-version 3.11 --no-header --no-emit-package torch -o requirements/dev.txt requirements/dev.in
+	$(UV) pip compile -q --universal --python-version 3.11 --no-header --excludes requirements/excludes.txt -o requirements/serving.txt requirements/serving.in
+
+clean:  ## remove the environments and the local stack's state (.tide)
+	rm -rf .venv .venv-serving .tide

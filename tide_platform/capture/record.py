@@ -1,0 +1,94 @@
+"""What one captured request is, between the server's process, the spool, the dataset and the trainer.
+
+Numpy only: this module runs beside SGLang and must not pull in Lance, torch or the platform.
+
+Shapes: T tokens of the sample, R captured rows, M teacher rows, K kept log-probabilities a row, H hidden size.
+bfloat16 has no numpy type: bf16 arrays are held as their bit pattern, ``uint16``.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+FORMAT_VERSION = 1
+
+# name -> (dtype, dimensions) of the tensors of a sample
+TENSORS: dict[str, tuple[str, int]] = {
+    "input_ids": ("int32", 1),  # [T] tokens at start_pos .. start_pos+T-1
+    "row_pos": ("int32", 1),  # [R] absolute position of each captured row, ascending
+    "aux": ("uint16", 2),  # [R, 3H] bf16 bits: residual stream entering the aux layers
+    "teacher_pos": ("int32", 1),  # [M] absolute position p of each teacher row: log p(. given x[0..p])
+    "teacher_ids": ("int32", 2),  # [M, K] most likely target ids, descending
+    "teacher_logp": ("float16", 2),  # [M, K] their log-probabilities, raw (temperature 1, no penalties)
+    "token_logp": ("float16", 1),  # [M] log-probability of x[p+1], the token that was emitted; NaN where none was
+}
+
+
+@dataclass(frozen=True)
+class StreamMeta:
+    """What all samples of one server have in common; a dataset refuses samples of another."""
+
+    target_digest: str
+    hidden_size: int  # H
+    vocab_size: int  # of the target
+    aux_layer_ids: tuple[int, ...]  # the three layers whose input is captured (SGLang's numbering: entry of layer i)
+    teacher_k: int  # K
+    format_version: int = FORMAT_VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"aux_layer_ids": list(self.aux_layer_ids)}
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> "StreamMeta":
+        return cls(**(raw | {"aux_layer_ids": tuple(raw["aux_layer_ids"])}))
+
+
+@dataclass(frozen=True)
+class SampleMeta:
+    """The plain columns of a sample (design 4.2)."""
+
+    sample_id: str  # unique; the idempotency key
+    request_id: str
+    captured_at: float  # Unix time, seconds, when the request ended
+    target_digest: str
+    draft_version_start: str  # digest of the draft that served its first round
+    draft_version_end: str
+    verify_rule: str  # greedy | target_only | rejection
+    tenant: str
+    start_pos: int  # absolute position of input_ids[0]
+    num_tokens: int  # T
+    prompt_tokens: int  # tokens of the whole request's prompt; the response starts at this absolute position
+    temperature: float
+    top_p: float
+    top_k: int
+    k: int  # speculative steps of its rounds
+    verify_rounds: int
+    accepted_drafts: int
+    finish_reason: str
+    dp_rank: int = 0
+    adapter: str = ""
+    flags: tuple[str, ...] = field(default=())  # truncated_context, penalties, grammar, aborted, retracted, stretch
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"flags": list(self.flags)}
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> "SampleMeta":
+        return cls(**(raw | {"flags": tuple(raw["flags"])}))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One captured request, or one stretch of it."""
+
+    meta: SampleMeta
+    tensors: dict[str, np.ndarray]
+
+    def __post_init__(self) -> None:
+        for name, (dtype, ndim) in TENSORS.items():
+            array = self.tensors[name]
+            if array.dtype != np.dtype(dtype) or array.ndim != ndim:
+                raise ValueError(f"{name}: {array.dtype}[{array.ndim}d], a sample holds {dtype}[{ndim}d]")
+        if len(self.tensors["input_ids"]) != self.meta.num_tokens:
+            raise ValueError(f"num_tokens {self.meta.num_tokens} != {len(self.tensors['input_ids'])} input_ids")

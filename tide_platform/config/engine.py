@@ -1,0 +1,42 @@
+"""What ``tide serve`` tells the plugin inside the SGLang processes: one JSON file, named by TIDE_ENGINE_CONFIG."""
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from tide_platform.config.errors import ConfigError
+
+VARIABLE = "TIDE_ENGINE_CONFIG"
+
+
+class EngineConfig(BaseModel):
+    """Written by the launcher, read by the plugin; without it the plugin does nothing at all."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    deployment: str
+    device: str  # cpu | cuda | rocm
+    target_digest: str
+    hidden_size: int
+    vocab_size: int
+    aux_layer_ids: list[int]
+    draft_digest: str | None  # None: serving without speculation, nothing is captured
+    drafts_root: Path  # drafts are reloaded from below this folder only
+    capture_enabled: bool
+    capture_default: str  # allow | deny
+    sampling_rate: float
+    teacher_k: int
+    ring_path: Path | None  # the shared-memory file between the scheduler and the spool; None: no capture
+    ring_bytes: int
+    max_sample_tokens: int
+
+    @classmethod
+    def from_environment(cls) -> "EngineConfig | None":
+        path = os.environ.get(VARIABLE)
+        if not path:
+            return None
+        try:
+            return cls.model_validate_json(Path(path).read_text())
+        except OSError as error:
+            raise ConfigError(f"{VARIABLE}: {path}: {error.strerror}") from error

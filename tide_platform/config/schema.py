@@ -1,0 +1,134 @@
+"""The one typed configuration of a deployment: every setting, its unit and its default."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+CONFIG_VERSION = 1
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+
+class Serving(Section):
+    """The SGLang server: what it serves and how it is started."""
+
+    device: Literal["cpu", "cuda", "rocm"] = "cpu"
+    host: str = "127.0.0.1"
+    port: int = Field(30000, ge=1, le=65535)
+    python: Path | None = None  # interpreter with SGLang; None: .venv-serving beside the project, else this one
+    k: int = Field(2, ge=0, le=16)  # speculative steps; 0 serves the target alone
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    context_length: int = Field(1024, ge=16)
+    max_running_requests: int = Field(16, ge=1)
+    max_total_tokens: int | None = Field(16384, ge=64)  # KV cache slots; None lets SGLang measure (GPU)
+    radix_cache: bool = True
+    chunked_prefill_size: int = 2048  # tokens; -1 never splits a prompt
+    threads: int = Field(2, ge=1)  # OMP_NUM_THREADS of the server
+    tp_size: int = Field(1, ge=1)
+    attention_backend: str | None = None  # None: torch_native on CPU, else SGLang's own choice
+    accept_lossy: bool = False  # serve although the verify rule changes what is said
+    accept_threshold_single: float = Field(1.0, gt=0, le=1)  # below 1 is lossy
+    accept_threshold_acc: float = Field(1.0, gt=0, le=1)  # below 1 is lossy
+    ready_timeout_s: float = Field(300, gt=0)
+    log_level: str = "warning"
+
+
+class Capture(Section):
+    """What the server logs of its traffic (see docs/capture.md)."""
+
+    enabled: bool = True
+    default: Literal["allow", "deny"] = "allow"  # for requests that do not say
+    sampling_rate: float = Field(1.0, ge=0, le=1)  # share of requests kept, by hash of the request
+    teacher_k: int = Field(64, ge=1, le=128)  # top-K log-probabilities kept a row
+    ring_bytes: int = Field(256 << 20, ge=1 << 20)  # shared memory between server and spool
+    max_sample_tokens: int = Field(4096, ge=16)  # a longer request is stored as stretches of this length
+    segment_bytes: int = Field(32 << 20, ge=1 << 16)  # a segment is sealed at this size ...
+    segment_seconds: float = Field(2.0, gt=0)  # ... or at this age
+
+
+class Storage(Section):
+    """Where the dataset and the checkpoints live: ``s3://bucket/prefix`` or a local folder."""
+
+    uri: str = ".tide/store"
+    endpoint: str | None = None  # of an S3 store that is not AWS; keys come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY
+    region: str = "us-east-1"
+
+
+class Window(Section):
+    """When samples become a training run."""
+
+    min_samples: int = Field(128, ge=2)
+    validation_share: float = Field(0.15, gt=0, lt=1)  # by hash of the request
+    max_attempts: int = Field(3, ge=1)
+    sensor_seconds: int = Field(5, ge=1)
+
+
+class Training(Section):
+    """Fine-tuning in the cycle."""
+
+    unroll_steps: int = Field(3, ge=1, le=8)  # draft steps the objective unrolls (design: K)
+    epochs: int = Field(4, ge=1)
+    batch_size: int = Field(8, ge=1)  # samples an optimizer step
+    learning_rate: float = Field(4e-4, gt=0)
+    warmup_ratio: float = Field(0.05, ge=0, lt=1)
+    min_lr_ratio: float = Field(0.1, ge=0, le=1)
+    max_grad_norm: float = Field(1.0, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    max_length: int = Field(1024, ge=16)  # tokens of a sample used in training
+    reference_ratio: float = Field(1.0, ge=0)  # reference samples replayed for each sample of the window
+    autocast: bool = True  # bf16 matrix products, fp32 masters
+    threads: int = Field(2, ge=1)
+    seed: int = 0
+
+
+class Gate(Section):
+    """Champion against challenger (acceptance replay, paired)."""
+
+    confidence: float = Field(0.95, gt=0.5, lt=1)
+    min_gain: float = Field(0.02, ge=0)  # challenger/champion acceptance length - 1, lower bound, on the window
+    reference_floor: float = Field(0.97, gt=0, le=1)  # challenger/champion acceptance length on the reference set
+
+
+class Registry(Section):
+    tracking_uri: str = "sqlite:///.tide/mlflow.db"
+    experiment: str = "tide-drafts"
+
+
+class Ledger(Section):
+    url: str = "sqlite:///.tide/ledger.db"  # SQLAlchemy URL
+
+
+class Settings(Section):
+    """A deployment: one served target with its line of drafts."""
+
+    config_version: Literal[1] = CONFIG_VERSION
+    deployment: str = Field("demo", pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")
+    target: Path | None = None  # a Hugging Face folder; None: the prepared SmolLM2-135M-Instruct
+    draft: Path | None = None  # the first champion; None: the draft that ships with the project
+    state: Path = Path(".tide")  # spool, staged drafts, logs, sockets
+    serving: Serving = Serving()
+    capture: Capture = Capture()
+    storage: Storage = Storage()
+    window: Window = Window()
+    training: Training = Training()
+    gate: Gate = Gate()
+    registry: Registry = Registry()
+    ledger: Ledger = Ledger()
+
+    @model_validator(mode="after")
+    def _sample_fits_context(self) -> "Settings":
+        if self.capture.ring_bytes < self.capture.segment_bytes:
+            raise ValueError("capture.ring_bytes must not be smaller than capture.segment_bytes")
+        return self
+
+    @property
+    def spool_folder(self) -> Path:
+        return self.state / "spool"
+
+    @property
+    def drafts_folder(self) -> Path:
+        """The only root that the server loads drafts from."""
+        return self.state / "drafts"
