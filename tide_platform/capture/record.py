@@ -21,7 +21,7 @@ TENSORS: dict[str, tuple[str, int]] = {
     "teacher_pos": ("int32", 1),  # [M] absolute position p of each teacher row: log p(. given x[0..p])
     "teacher_ids": ("int32", 2),  # [M, K] most likely target ids, descending
     "teacher_logp": ("float16", 2),  # [M, K] their log-probabilities, raw (temperature 1, no penalties)
-    "token_logp": ("float16", 1),  # [M] log-probability of x[p+1], the token that was emitted; NaN where none was
+    "token_logp": ("float16", 1),  # [M] log-probability of x[p+1], the emitted token; NaN where none was
 }
 
 
@@ -32,7 +32,9 @@ class StreamMeta:
     target_digest: str
     hidden_size: int  # H
     vocab_size: int  # of the target
-    aux_layer_ids: tuple[int, ...]  # the three layers whose input is captured (SGLang's numbering: entry of layer i)
+    aux_layer_ids: tuple[
+        int, ...
+    ]  # the three layers i whose input is captured (Hugging Face's hidden_states[i])
     teacher_k: int  # K
     format_version: int = FORMAT_VERSION
 
@@ -68,7 +70,8 @@ class SampleMeta:
     finish_reason: str
     dp_rank: int = 0
     adapter: str = ""
-    flags: tuple[str, ...] = field(default=())  # truncated_context, penalties, grammar, aborted, retracted, stretch
+    # truncated_context, penalties, grammar, aborted, retracted, stretch
+    flags: tuple[str, ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"flags": list(self.flags)}
@@ -91,4 +94,6 @@ class Sample:
             if array.dtype != np.dtype(dtype) or array.ndim != ndim:
                 raise ValueError(f"{name}: {array.dtype}[{array.ndim}d], a sample holds {dtype}[{ndim}d]")
         if len(self.tensors["input_ids"]) != self.meta.num_tokens:
-            raise ValueError(f"num_tokens {self.meta.num_tokens} != {len(self.tensors['input_ids'])} input_ids")
+            raise ValueError(
+                f"num_tokens {self.meta.num_tokens} != {len(self.tensors['input_ids'])} input_ids"
+            )

@@ -26,6 +26,7 @@ class EngineConfig(BaseModel):
     capture_enabled: bool
     capture_default: str  # allow | deny
     sampling_rate: float
+    deny_tenants: list[str] = []  # never captured, whatever a request says
     teacher_k: int
     ring_path: Path | None  # the shared-memory file between the scheduler and the spool; None: no capture
     ring_bytes: int
@@ -40,3 +41,5 @@ class EngineConfig(BaseModel):
             return cls.model_validate_json(Path(path).read_text())
         except OSError as error:
             raise ConfigError(f"{VARIABLE}: {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigError(f"{VARIABLE}: {path}: {error}") from error

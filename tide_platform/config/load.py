@@ -24,7 +24,7 @@ def load_settings(path: Path | None = None, environ: dict[str, str] | None = Non
     environ = dict(os.environ) if environ is None else environ
     if path is None and environ.get("TIDE_CONFIG"):
         path = Path(environ["TIDE_CONFIG"])
-    raw = _read_yaml(path) if path else {}
+    raw = read_yaml(path) if path else {}
     version = raw.get("config_version", CONFIG_VERSION)
     if version != CONFIG_VERSION:
         raise ConfigError(
@@ -47,7 +47,8 @@ def dump_settings(settings: Settings) -> str:
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a configuration file. Raises :class:`ConfigError`, which names the file."""
     if not path.is_file():
         raise ConfigError(f"{path}: no such configuration file")
     try:

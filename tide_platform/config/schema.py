@@ -18,7 +18,9 @@ class Serving(Section):
     device: Literal["cpu", "cuda", "rocm"] = "cpu"
     host: str = "127.0.0.1"
     port: int = Field(30000, ge=1, le=65535)
-    python: Path | None = None  # interpreter with SGLang; None: .venv-serving beside the project, else this one
+    python: Path | None = (
+        None  # interpreter with SGLang; None: .venv-serving beside the project, else this one
+    )
     k: int = Field(2, ge=0, le=16)  # speculative steps; 0 serves the target alone
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     context_length: int = Field(1024, ge=16)
@@ -42,6 +44,7 @@ class Capture(Section):
     enabled: bool = True
     default: Literal["allow", "deny"] = "allow"  # for requests that do not say
     sampling_rate: float = Field(1.0, ge=0, le=1)  # share of requests kept, by hash of the request
+    deny_tenants: list[str] = []  # tenants that are never captured, whatever a request says
     teacher_k: int = Field(64, ge=1, le=128)  # top-K log-probabilities kept a row
     ring_bytes: int = Field(256 << 20, ge=1 << 20)  # shared memory between server and spool
     max_sample_tokens: int = Field(4096, ge=16)  # a longer request is stored as stretches of this length
@@ -53,8 +56,18 @@ class Storage(Section):
     """Where the dataset and the checkpoints live: ``s3://bucket/prefix`` or a local folder."""
 
     uri: str = ".tide/store"
-    endpoint: str | None = None  # of an S3 store that is not AWS; keys come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY
+    endpoint: str | None = (
+        None  # of an S3 store that is not AWS; keys come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY
+    )
     region: str = "us-east-1"
+
+
+class Ingest(Section):
+    """Sealed segments into the dataset (`tide ingest`)."""
+
+    commit_bytes: int = Field(64 << 20, ge=1 << 16)  # a commit holds about so many at most
+    commit_seconds: float = Field(2.0, ge=0)  # ... and waits for no more than so long
+    poll_seconds: float = Field(0.5, gt=0)
 
 
 class Window(Section):
@@ -64,6 +77,10 @@ class Window(Section):
     validation_share: float = Field(0.15, gt=0, lt=1)  # by hash of the request
     max_attempts: int = Field(3, ge=1)
     sensor_seconds: int = Field(5, ge=1)
+    start_timeout_s: float = Field(
+        180, gt=0
+    )  # a launched run that has not taken its window by then is given up
+    lease_s: float = Field(120, ge=10)  # a run that gave no sign of life for so long is taken for dead
 
 
 class Training(Section):
@@ -88,8 +105,12 @@ class Gate(Section):
     """Champion against challenger (acceptance replay, paired)."""
 
     confidence: float = Field(0.95, gt=0.5, lt=1)
-    min_gain: float = Field(0.02, ge=0)  # challenger/champion acceptance length - 1, lower bound, on the window
-    reference_floor: float = Field(0.97, gt=0, le=1)  # challenger/champion acceptance length on the reference set
+    min_gain: float = Field(
+        0.02, ge=0
+    )  # challenger/champion acceptance length - 1, lower bound, on the window
+    reference_floor: float = Field(
+        0.97, gt=0, le=1
+    )  # challenger/champion acceptance length on the reference set
 
 
 class Registry(Section):
@@ -99,6 +120,15 @@ class Registry(Section):
 
 class Ledger(Section):
     url: str = "sqlite:///.tide/ledger.db"  # SQLAlchemy URL
+
+
+class Stack(Section):
+    """Ports of the local stack (`tide stack`, `tide demo`) on 127.0.0.1; the server's is serving.port."""
+
+    s3_port: int = Field(8333, ge=1, le=65535)
+    mlflow_port: int = Field(5050, ge=1, le=65535)
+    dagster_port: int = Field(3070, ge=1, le=65535)
+    ready_timeout_s: float = Field(default=300, gt=0)  # for each service but the server (serving.ready_timeout_s)
 
 
 class Settings(Section):
@@ -112,11 +142,13 @@ class Settings(Section):
     serving: Serving = Serving()
     capture: Capture = Capture()
     storage: Storage = Storage()
+    ingest: Ingest = Ingest()
     window: Window = Window()
     training: Training = Training()
     gate: Gate = Gate()
     registry: Registry = Registry()
     ledger: Ledger = Ledger()
+    stack: Stack = Stack()
 
     @model_validator(mode="after")
     def _sample_fits_context(self) -> "Settings":

@@ -1,0 +1,88 @@
+"""Small captured samples with known content, for tests of every layer. No torch, no server."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from tide_platform.capture.record import Sample, SampleMeta, StreamMeta
+from tide_platform.capture.ring import RingWriter
+
+STREAM = StreamMeta(
+    target_digest="t" * 16, hidden_size=8, vocab_size=256, aux_layer_ids=(2, 4, 6), teacher_k=4
+)
+
+
+def make_meta(sample_id: str, tokens: int, **changes: object) -> SampleMeta:
+    meta = SampleMeta(
+        sample_id=sample_id,
+        request_id=f"r-{sample_id}",
+        captured_at=1.8e9,
+        target_digest=STREAM.target_digest,
+        draft_version_start="d0",
+        draft_version_end="d0",
+        verify_rule="greedy",
+        tenant="default",
+        start_pos=0,
+        num_tokens=tokens,
+        prompt_tokens=max(1, tokens // 2),
+        temperature=0.0,
+        top_p=1.0,
+        top_k=-1,
+        k=2,
+        verify_rounds=5,
+        accepted_drafts=7,
+        finish_reason="stop",
+        adapter="test",
+    )
+    return replace(meta, **changes)
+
+
+def make_rows(seed: int, tokens: int, stream: StreamMeta = STREAM) -> dict[str, np.ndarray]:
+    """All tensors of a sample of ``tokens`` tokens, every position captured."""
+    rng = np.random.default_rng(seed)
+    k, positions = stream.teacher_k, np.arange(tokens, dtype=np.int32)
+    token_logp = rng.normal(size=tokens).astype(np.float16)
+    token_logp[-1] = np.nan
+    return {
+        "input_ids": rng.integers(0, stream.vocab_size, tokens, dtype=np.int32),
+        "row_pos": positions,
+        "aux": rng.integers(0, 2**16, (tokens, 3 * stream.hidden_size), dtype=np.uint16),
+        "teacher_pos": positions.copy(),
+        "teacher_ids": rng.integers(0, stream.vocab_size, (tokens, k), dtype=np.int32),
+        "teacher_logp": rng.normal(size=(tokens, k)).astype(np.float16),
+        "token_logp": token_logp,
+    }
+
+
+def make_sample(sample_id: str, tokens: int = 12, seed: int = 0, **changes: object) -> Sample:
+    meta = make_meta(sample_id, tokens, **changes)
+    stream = replace(STREAM, target_digest=meta.target_digest)
+    return Sample(meta, make_rows(seed, tokens, stream))
+
+
+def write_rows(writer: RingWriter, sample: Sample, first: int, last: int) -> bool:
+    """Rows and teacher rows ``first … last-1`` of the sample, as one round of a server would write them."""
+    of, tensors, start = slice(first, last), sample.tensors, sample.meta.start_pos + first
+    return writer.write(
+        sample.meta.request_id,
+        start,
+        tensors["aux"][of],
+        start,
+        tensors["teacher_ids"][of],
+        tensors["teacher_logp"][of],
+        tensors["token_logp"][of],
+    )
+
+
+def send(writer: RingWriter, sample: Sample, step: int = 3) -> bool:
+    """The whole sample in rounds of ``step`` rows, then its end."""
+    tokens = sample.meta.num_tokens
+    for first in range(0, tokens, step):
+        write_rows(writer, sample, first, min(first + step, tokens))
+    return writer.finish(sample.meta.request_id, sample.meta, sample.tensors["input_ids"])
+
+
+def assert_same(found: Sample, wanted: Sample) -> None:
+    assert found.meta == wanted.meta
+    for name, array in wanted.tensors.items():
+        np.testing.assert_array_equal(found.tensors[name], array, err_msg=name)

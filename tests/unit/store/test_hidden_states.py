@@ -1,0 +1,177 @@
+"""The Lance dataset, on a local folder."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.synthetic import STREAM, assert_same, make_sample
+from tide_platform.config import Settings
+from tide_platform.store.errors import (
+    BlobCorrupt,
+    NoDataset,
+    SamplesMissing,
+    StoreUnavailable,
+    StreamMismatch,
+)
+from tide_platform.store.feature_store import FeatureStore
+from tide_platform.store.hidden_states import Tip, open_store
+
+SAMPLES = [make_sample(f"s{number}", 5 + number, seed=number, flags=("grammar",)) for number in range(6)]
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(storage={"uri": str(tmp_path / "store")}, state=tmp_path)
+
+
+@pytest.fixture
+def store(settings):
+    store = open_store(settings)
+    store.ensure(STREAM)
+    return store
+
+
+def test_before_the_first_sample(settings):
+    store = open_store(settings)
+    assert store.tip() == Tip(0, 0)
+    assert store.refs() == [] and store.committed_segments() == set() and store.sample_ids() == set()
+    with pytest.raises(NoDataset, match="first captured sample"):
+        store.stream_meta()
+    with pytest.raises(NoDataset):
+        list(store.load(["x"]))
+
+
+def test_a_sample_comes_out_as_it_went_in_and_in_the_order_asked_for(store):
+    store.append(SAMPLES, ["seg"])
+    refs = store.refs()
+    assert [ref.sample_id for ref in refs] == [sample.meta.sample_id for sample in SAMPLES]
+    assert all(
+        getattr(ref, name) == value
+        for ref, s in zip(refs, SAMPLES, strict=True)
+        for name, value in vars(s.meta).items()
+    )
+    order = [3, 0, 5, 3, 1]
+    for wanted in ([refs[i] for i in order], [refs[i].sample_id for i in order]):
+        found = list(store.load(wanted, batch=2))
+        for sample, i in zip(found, order, strict=True):
+            assert_same(sample, SAMPLES[i])
+
+
+def test_empty_teacher_and_single_row(store):
+    sample = make_sample("bare", 1)
+    empty = {
+        name: sample.tensors[name][:0]
+        for name in ("teacher_pos", "teacher_ids", "teacher_logp", "token_logp")
+    }
+    sample = replace(sample, tensors=sample.tensors | empty)
+    store.append([SAMPLES[0], sample], ["seg"])
+    assert_same(next(iter(store.load(["bare"]))), sample)
+
+
+def test_an_append_is_one_version_and_a_fragment_each_tenant_and_day(store):
+    version = store.tip().version
+    mixed = [
+        make_sample("a"),
+        make_sample("b", tenant="other"),
+        make_sample("c", captured_at=1.8e9 + 86400),
+        make_sample("d"),
+    ]
+    tip = store.append(mixed, ["x", "y"])
+    assert tip == Tip(version + 1, 4) == store.tip()
+    assert sorted(fragment.count_rows() for fragment in store._require().get_fragments()) == [1, 1, 2]
+    assert store.committed_segments() == {"x", "y"}
+    assert [ref.sample_id for ref in store.refs(where="tenant = 'other'")] == ["b"]
+
+
+def test_a_version_stays_what_it_was(store):
+    first = store.append(SAMPLES[:2], ["1"])
+    second = store.append(SAMPLES[2:], ["2"])
+    assert len(store.refs(first.version)) == 2 and len(store.refs(second.version)) == 6
+    assert [ref.sample_id for ref in store.refs(where=f"_row_created_at_version > {first.version}")] == [
+        sample.meta.sample_id for sample in SAMPLES[2:]
+    ]
+    with pytest.raises(SamplesMissing, match="s5"):
+        list(store.load(["s5"], version=first.version))
+
+
+def test_two_handles_see_each_other(store, settings):
+    other = open_store(settings)
+    other.ensure(STREAM)
+    assert other.tip().rows == 0
+    store.append(SAMPLES[:1], ["1"])
+    assert other.tip().rows == 1
+    other.append(SAMPLES[1:2], ["2"])
+    assert store.tip().rows == 2 and store.committed_segments() == {"1", "2"}
+
+
+def test_another_stream_is_refused_by_name(store, settings):
+    for changed, name in (
+        (replace(STREAM, aux_layer_ids=(1, 2, 3)), "aux_layer_ids"),
+        (replace(STREAM, target_digest="other"), "target_digest"),
+        (replace(STREAM, format_version=2), "format_version"),
+    ):
+        with pytest.raises(StreamMismatch, match=name):
+            open_store(settings).ensure(changed)
+    with pytest.raises(StreamMismatch, match="target_digest"):
+        store.append([make_sample("x", target_digest="other")], ["1"])
+    assert store.tip().rows == 0 and store.stream_meta() == STREAM
+
+
+def test_a_damaged_blob_is_noticed(store, tmp_path):
+    big = make_sample("big", 3000)  # beyond what Lance keeps inline
+    store.append([big], ["1"])
+    (blob, *_) = sorted((tmp_path / "store").rglob("*.blob"), key=lambda path: -path.stat().st_size)
+    content = bytearray(blob.read_bytes())
+    content[len(content) // 2] ^= 1
+    blob.write_bytes(content)
+    with pytest.raises(BlobCorrupt, match="big"):
+        list(store.load(["big"]))
+
+
+def test_missing_samples_are_named(store):
+    store.append(SAMPLES[:1], ["1"])
+    (ref,) = store.refs()
+    with pytest.raises(SamplesMissing, match="nope"):
+        list(store.load(["s0", "it's nope"]))
+    with pytest.raises(SamplesMissing, match="s0"):
+        list(store.load([replace(ref, row_id=ref.row_id + 7)]))
+
+
+def test_is_a_feature_store(store):
+    features: FeatureStore = store
+    assert features.put(SAMPLES, "batch") == len(SAMPLES)
+    features.abort("batch")
+    refs = store.refs()
+    assert len(list(features.get(refs))) == len(SAMPLES)
+    features.release(refs)
+    assert features.health().ok
+
+
+def test_a_store_that_is_down_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    settings = Settings(storage={"uri": "s3://bucket/p", "endpoint": "http://127.0.0.1:9"}, state=tmp_path)
+    store = open_store(settings)
+    with pytest.raises(StoreUnavailable, match=r"s3://bucket/p/demo/hidden_states.lance"):
+        store.tip()
+    assert not store.health().ok
+
+
+def test_refs_of_thousands_of_rows_are_fast(store):
+    rows = [make_sample(f"m{number}", 2, seed=number % 7) for number in range(4000)]
+    for start in range(0, 4000, 1000):
+        store.append(rows[start : start + 1000], [str(start)])
+    start = time.monotonic()
+    assert len(store.refs()) == 4000
+    assert time.monotonic() - start < 3.0
+    np.testing.assert_array_equal(
+        next(iter(store.load(["m3999"]))).tensors["input_ids"], rows[-1].tensors["input_ids"]
+    )
+
+
+def test_where_speaks_of_row_ids_too(store):
+    store.append(SAMPLES, ["1"])
+    refs = store.refs()
+    assert store.refs(where=f"_rowid > {refs[3].row_id}") == refs[4:]

@@ -1,0 +1,28 @@
+"""``tide ingest``: sealed segments into the dataset."""
+
+import logging
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tide_platform.config import load_settings
+
+
+def command(
+    config: Annotated[Path | None, typer.Option("--config", help="configuration file")] = None,
+    once: Annotated[bool, typer.Option("--once", help="store the segments that are there, then end")] = False,
+) -> None:
+    """Store captured samples in the dataset, each exactly once; runs until SIGTERM."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from tide_platform.ingest.service import Ingest
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    ingest = Ingest(load_settings(config), stop)
+    ingest.run(once)
+    counts = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in ingest.counts.items())
+    typer.echo(f"ingest: {counts}")

@@ -1,0 +1,66 @@
+"""The dataset's columns: one row a sample, one blob column a large tensor, the rest plain (design 4.2).
+
+Shapes are not stored: H and K are the stream's, R and M the lengths of ``row_pos`` and ``teacher_pos``.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+from tide_platform.capture.record import TENSORS, Sample, SampleMeta, StreamMeta
+from tide_platform.capture.segment import crc32c
+
+STREAM_KEY = b"tide.stream"
+BLOBS = ("aux", "teacher_ids", "teacher_logp")
+LISTS = tuple(name for name in TENSORS if name not in BLOBS)
+# all blobs of an append in one file: a put costs an object store milliseconds, however small
+_ONE_PACK = 1 << 30
+_TYPES: dict[Any, pa.DataType] = {
+    str: pa.string(),
+    int: pa.int64(),
+    float: pa.float64(),
+    tuple[str, ...]: pa.list_(pa.string()),
+}
+META: dict[str, pa.DataType] = {field.name: _TYPES[field.type] for field in fields(SampleMeta)}
+
+
+def dataset_schema(stream: StreamMeta) -> pa.Schema:
+    columns = [pa.field(name, kind) for name, kind in META.items()]
+    columns += [pa.field(name, pa.list_(pa.from_numpy_dtype(np.dtype(TENSORS[name][0])))) for name in LISTS]
+    for name in BLOBS:
+        columns.append(lance.blob_field(name, dedicated_size_threshold=_ONE_PACK))
+        columns += [pa.field(f"{name}_bytes", pa.int64()), pa.field(f"{name}_crc32c", pa.uint32())]
+    return pa.schema(columns, metadata={STREAM_KEY: json.dumps(stream.to_json(), sort_keys=True)})
+
+
+def stream_of(schema: pa.Schema) -> StreamMeta:
+    return StreamMeta.from_json(json.loads(schema.metadata[STREAM_KEY]))
+
+
+def to_table(samples: Sequence[Sample], schema: pa.Schema) -> pa.Table:
+    metas = [sample.meta.to_json() for sample in samples]
+    columns: dict[str, Any] = {
+        name: pa.array([meta[name] for meta in metas], kind) for name, kind in META.items()
+    }
+    for name in LISTS:
+        columns[name] = pa.array([sample.tensors[name] for sample in samples], schema.field(name).type)
+    for name in BLOBS:
+        arrays = [np.ascontiguousarray(sample.tensors[name]) for sample in samples]
+        columns[name] = lance.blob_array([array.tobytes() for array in arrays])
+        columns[f"{name}_bytes"] = pa.array([array.nbytes for array in arrays], pa.int64())
+        columns[f"{name}_crc32c"] = pa.array([crc32c(array) for array in arrays], pa.uint32())
+    return pa.table([columns[name] for name in schema.names], schema=schema)
+
+
+def to_meta(row: dict[str, Any]) -> SampleMeta:
+    """The metadata of a row read with the columns of :data:`META`."""
+    return SampleMeta.from_json({name: row[name] for name in META})
+
+
+def blob_shape(name: str, stream: StreamMeta, rows: int) -> tuple[int, int]:
+    return (rows, 3 * stream.hidden_size) if name == "aux" else (rows, stream.teacher_k)
