@@ -1,0 +1,44 @@
+"""A first draft from captured traffic of the tiny target."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny import AUX_LAYERS, TINY, prompts, say
+
+from tide_platform.config import draft_digest
+from tide_platform.config.schema import Training
+from tide_platform.draft.check import check_draft
+from tide_platform.training.pretrain import PretrainPlan, TooFewSamples, pretrain
+
+PLAN = PretrainPlan(
+    vocab_size=64,
+    epochs_one_step=2,
+    epochs=2,
+    learning_rate_one_step=3e-3,
+    learning_rate=2e-3,
+    held_out=4,
+    seed=0,
+)
+
+
+def test_pretrain(tmp_path: Path) -> None:
+    samples = say(prompts(60), 40)
+    lines: list[str] = []
+    figures = pretrain(
+        samples, TINY, AUX_LAYERS, tmp_path / "d", PLAN, Training(threads=1), say=lines.append, on_step=None
+    )
+    assert figures["digest"] == draft_digest(tmp_path / "d")
+    config = check_draft(tmp_path / "d", TINY)
+    assert (config.draft_vocab_size, config.aux_layer_ids) == (64, AUX_LAYERS)
+    assert figures["samples"] + figures["held_out"]["samples"] == 60
+    assert figures["coverage"] > 0.9
+    lengths = [stage["held_out"]["acceptance_length"][2] for stage in figures["stages"]]
+    assert len(lengths) == 2 and figures["held_out"]["acceptance_length"][2] == lengths[-1] > 1.1
+    assert json.loads((tmp_path / "d.figures.json").read_text())["digest"] == figures["digest"]
+    assert "held-out acceptance length" in lines[-1]
+
+
+def test_too_few() -> None:
+    with pytest.raises(TooFewSamples, match="capture more traffic"):
+        pretrain(say(prompts(3), 4), TINY, AUX_LAYERS, Path("never"), PLAN, Training())
