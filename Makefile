@@ -15,7 +15,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-integration lint lock clean
+.PHONY: help setup demo test test-unit test-integration lint lock docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -68,6 +68,9 @@ lint: .venv/.ready  ## ruff, pyright, import contracts
 lock: | $(UV)  ## resolve requirements/*.in again (the locks hold names and versions only)
 	$(UV) pip compile -q --universal --python-version 3.11 --no-header --no-emit-package torch -o requirements/dev.txt requirements/dev.in
 	$(UV) pip compile -q --universal --python-version 3.11 --no-header --excludes requirements/excludes.txt -o requirements/serving.txt requirements/serving.in
+
+docs: .venv/.ready  ## generate docs/support.md from the code
+	{ sed '/^| feature/,$$d' docs/support.md; .venv/bin/python -c 'from tide_platform.engine.support import markdown_table; print(markdown_table(), end="")'; } > docs/support.md.new && mv docs/support.md.new docs/support.md
 
 clean:  ## remove the environments and the local stack's state (.tide)
 	rm -rf .venv .venv-serving .tide

@@ -2,7 +2,8 @@
 
 Numpy only: this module runs beside SGLang and must not pull in Lance, torch or the platform.
 
-Shapes: T tokens of the sample, R captured rows, M teacher rows, K kept log-probabilities a row, H hidden size.
+Shapes: T tokens of the sample, R captured rows, M teacher rows, K kept log-probabilities a row,
+H hidden size.
 bfloat16 has no numpy type: bf16 arrays are held as their bit pattern, ``uint16``.
 """
 

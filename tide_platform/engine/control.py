@@ -1,0 +1,116 @@
+"""The scheduler's end of the plugin's routes: one operation in, one JSON-able reply out."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tide_platform.config import TideError
+from tide_platform.config.engine import EngineConfig
+from tide_platform.engine.capture import Capture
+from tide_platform.engine.reload import ReloadFailed, ServedDraft, reload_draft
+
+
+class Control:
+    """State of the plugin in one scheduler process."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        adapter: str,
+        verify_rule: str,
+        served: ServedDraft | None,
+        capture: Capture | None,
+        missing_hooks: Callable[[], list[str]],
+    ):
+        self.config, self.adapter, self.verify_rule = config, adapter, verify_rule
+        self.served, self.capture, self.missing_hooks = served, capture, missing_hooks
+        self.draft_digest = config.draft_digest
+        self.weights_checksum = served.draft_checksum() if served else None
+        self.reloads = 0
+        self.capture_error: str | None = None
+
+    def handle(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Runs an operation. Raises nothing: an exception on the scheduler's thread would end the server."""
+        operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "status": self._status,
+            "capture": self._set_capture,
+            "reload": self._reload,
+        }
+        try:
+            return operations[message["op"]](message)
+        except TideError as error:
+            return {"error": str(error), "type": type(error).__name__}
+        except Exception as error:  # noqa: BLE001 (see the docstring)
+            return {"error": f"{type(error).__name__}: {error}", "type": "InternalError"}
+
+    def fail_capture(self, error: Exception) -> None:
+        """Capture had a fault: serving goes on without it, and the status says so."""
+        self.capture_error = f"{type(error).__name__}: {error}"
+        if self.capture:
+            self.capture.policy.enabled = False
+            self.capture.give_up("error")
+
+    def _status(self, message: dict[str, Any]) -> dict[str, Any]:
+        missing = self.missing_hooks()
+        reply: dict[str, Any] = {
+            "adapter": self.adapter,
+            "verify_rule": self.verify_rule,
+            "deployment": self.config.deployment,
+            "target_digest": self.config.target_digest,
+            "draft_digest": self.draft_digest,
+            "weights_checksum": self.weights_checksum,
+            "reloads": self.reloads,
+            "scheduler_pid": os.getpid(),
+            "missing_hooks": missing,
+            "capture": self._capture_status(missing),
+        }
+        if message.get("checksums") and self.served:
+            reply["weights_checksum"] = self.served.draft_checksum()
+            reply["target_checksum"] = self.served.target_checksum()
+        return reply
+
+    def _capture_status(self, missing: list[str]) -> dict[str, Any]:
+        if self.capture is None:
+            empty: dict[str, Any] = {"samples": 0, "rows": 0, "open": 0, "dropped": {}, "skipped": {}}
+            return {"live": False, "enabled": False, "error": None} | empty
+        live = not missing and self.capture_error is None
+        return {"live": live, "error": self.capture_error} | self.capture.status()
+
+    def _set_capture(self, message: dict[str, Any]) -> dict[str, Any]:
+        if self.capture is None:
+            return {
+                "error": "this server captures nothing (no draft, or capture.enabled is false)",
+                "type": "NoCapture",
+            }
+        policy = self.capture.policy
+        if message.get("enabled") is not None:
+            if message["enabled"] and self.capture_error:
+                return {
+                    "error": f"capture failed: {self.capture_error}; restart the server",
+                    "type": "CaptureFailed",
+                }
+            policy.enabled = bool(message["enabled"])
+        if message.get("sampling_rate") is not None:
+            policy.sampling_rate = float(message["sampling_rate"])
+        if message.get("deny_tenants") is not None:
+            policy.deny_tenants = frozenset(message["deny_tenants"])
+        return self._status({})["capture"]
+
+    def _reload(self, message: dict[str, Any]) -> dict[str, Any]:
+        if self.served is None:
+            raise ReloadFailed("this server has no draft")
+        done = reload_draft(self.served, Path(message["folder"]), message["stamp"], message["ignored"])
+        self.draft_digest, self.weights_checksum = message["digest"], done.weights_checksum
+        self.reloads += 1
+        if self.capture:
+            self.capture.draft_version = message["digest"]
+        return {
+            "ok": True,
+            "digest": self.draft_digest,
+            "weights_checksum": done.weights_checksum,
+            "target_checksum_before": done.target_checksum_before,
+            "target_checksum_after": done.target_checksum_after,
+            "copy_s": done.copy_s,
+            "ranks": done.ranks,
+        }

@@ -1,0 +1,185 @@
+"""What is supported inside SGLang, what is refused, what is skipped: the table that the docs are made from.
+
+Pure data and predicates: neither torch nor SGLang is imported, so launcher, preflight and docs read it too.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Literal
+
+from tide_platform.config import TideError
+
+# SGLang version -> module that knows its names
+ADAPTERS = {"0.5.14": "tide_platform.engine.adapter_0_5_14"}
+
+Status = Literal["supported", "refused", "skipped"]
+VerifyRule = Literal["greedy", "target_only", "rejection"]
+
+
+class UnsupportedSGLang(TideError):
+    """An SGLang version that no adapter was written for."""
+
+    def __init__(self, version: str):
+        known = ", ".join(sorted(ADAPTERS))
+        super().__init__(f"sglang {version}: no adapter for it; install one of: {known}")
+        self.version = version
+
+
+class UnsupportedFeature(TideError):
+    """The server was asked for something that capture or reload would get wrong."""
+
+    def __init__(self, feature: str, reason: str):
+        super().__init__(f"{feature}: not supported with TIDE: {reason}")
+        self.feature, self.reason = feature, reason
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A line of the support table.
+
+    ``server`` tells from SGLang's ServerArgs whether a refused feature is asked for; ``request`` is the name
+    under which a skipped request is counted.
+    """
+
+    name: str
+    status: Status
+    reason: str
+    server: Callable[[Any], bool] | None = None
+    request: str | None = None
+
+
+def _speculation(args: Any) -> str | None:
+    return args.speculative_algorithm
+
+
+FEATURES: tuple[Feature, ...] = (
+    Feature("EAGLE3 with a chain of drafts", "supported", "rows of accepted tokens are captured"),
+    Feature("no speculation", "supported", "serves; nothing is captured, there is no draft to reload"),
+    Feature("radix cache", "supported", "a prefix hit leaves a hole in the rows, flagged truncated_context"),
+    Feature("chunked prefill", "supported", "chunks are joined by position"),
+    Feature("retraction", "supported", "the rows of the second prefill replace the first, flagged retracted"),
+    Feature("abort", "supported", "the sample ends early, flagged aborted"),
+    Feature("stop tokens, stop strings, EOS", "supported", "rows past the stop are cut"),
+    Feature("sampling", "supported", "the verify rule is stored with the sample"),
+    Feature("penalties, logit bias", "supported", "teacher rows are raw, flagged penalties"),
+    Feature("grammar", "supported", "teacher rows are raw, flagged grammar"),
+    Feature("tensor parallelism", "supported", "rank 0 writes, every rank reloads or none; not tested yet"),
+    Feature(
+        "other speculative algorithms",
+        "refused",
+        "the draft must be an EAGLE3 one (EAGLE with an EAGLE3 draft accepts nothing, silently)",
+        lambda args: _speculation(args) not in (None, "EAGLE3"),
+    ),
+    Feature(
+        "a tree of drafts (speculative_eagle_topk > 1)",
+        "refused",
+        "captured rows follow a chain; set --speculative-eagle-topk 1",
+        lambda args: bool(_speculation(args)) and (args.speculative_eagle_topk or 1) > 1,
+    ),
+    Feature(
+        "adaptive speculation (speculative_adaptive)",
+        "refused",
+        "k must not change within a sample",
+        lambda args: bool(_speculation(args)) and bool(args.speculative_adaptive),
+    ),
+    Feature(
+        "overlap schedule",
+        "refused",
+        "rows are copied on the scheduler's thread; start with --disable-overlap-schedule",
+        lambda args: bool(_speculation(args)) and not args.disable_overlap_schedule,
+    ),
+    Feature(
+        "mixed chunks (enable_mixed_chunk)",
+        "refused",
+        "prefill and decode rows in one batch",
+        lambda args: bool(args.enable_mixed_chunk),
+    ),
+    Feature(
+        "data parallelism (dp_size > 1)",
+        "refused",
+        "the ring has one writer; start one server for each replica",
+        lambda args: args.dp_size > 1,
+    ),
+    Feature(
+        "pipeline parallelism (pp_size > 1)",
+        "refused",
+        "the aux layers lie on several ranks",
+        lambda args: args.pp_size > 1,
+    ),
+    Feature(
+        "prefill/decode disaggregation",
+        "refused",
+        "prompt rows and response rows arise in different servers",
+        lambda args: args.disaggregation_mode != "null",
+    ),
+    Feature(
+        "several tokenizer workers (tokenizer_worker_num > 1)",
+        "refused",
+        "SGLang checks no key there, the admin routes would be open",
+        lambda args: args.tokenizer_worker_num > 1,
+    ),
+    Feature(
+        "a quantised draft",
+        "refused",
+        "a reload could not copy its weights in place",
+        lambda args: bool(_speculation(args)) and bool(args.speculative_draft_model_quantization),
+    ),
+    Feature("LoRA traffic", "skipped", "its hidden states are of another model", request="lora"),
+    Feature("images, audio, video", "skipped", "token ids do not tell the input", request="multimodal"),
+    Feature("input embeddings", "skipped", "token ids do not tell the input", request="input_embeds"),
+    Feature("health checks", "skipped", "SGLang's own requests", request="health_check"),
+    Feature(
+        "weight updates by SGLang's own routes",
+        "refused",
+        "the served target is fixed; POST /tide/reload_draft changes the draft",
+    ),
+)
+
+
+def adapter_module(version: str) -> str:
+    """Name of the adapter's module for an SGLang version. Raises :class:`UnsupportedSGLang`."""
+    if version not in ADAPTERS:
+        raise UnsupportedSGLang(version)
+    return ADAPTERS[version]
+
+
+def load_adapter(version: str) -> ModuleType:
+    """Imports the adapter (and with it SGLang). Raises :class:`UnsupportedSGLang`."""
+    return import_module(adapter_module(version))
+
+
+def check_server(args: Any) -> None:
+    """Raises :class:`UnsupportedFeature` for the first refused feature that ServerArgs ask for."""
+    for feature in FEATURES:
+        if feature.server and feature.server(args):
+            raise UnsupportedFeature(feature.name, feature.reason)
+
+
+def verify_rule(device: str, version: str, rejection_sampling: bool = False) -> VerifyRule:
+    """How a server accepts drafts of requests with temperature > 0 (with temperature 0 it is always greedy).
+
+    0.5.14 takes the greedy path for all requests on ROCm (eagle_utils.py: ``is_all_greedy or … or _is_hip``).
+    Raises :class:`UnsupportedSGLang`.
+    """
+    adapter_module(version)
+    if device == "rocm":
+        return "greedy"
+    return "rejection" if rejection_sampling else "target_only"
+
+
+def lossy_reason(rule: VerifyRule, threshold_single: float = 1.0, threshold_acc: float = 1.0) -> str | None:
+    """Why a verify rule changes what is said; ``None`` where it is lossless."""
+    if rule == "greedy":
+        return "requests with temperature > 0 are answered greedily (verify rule greedy)"
+    if min(threshold_single, threshold_acc) < 1:
+        return "accept thresholds below 1 accept tokens that the target would not have drawn"
+    return None
+
+
+def markdown_table() -> str:
+    """The support table as Markdown."""
+    lines = ["| feature | status | why |", "| --- | --- | --- |"]
+    lines += [f"| {f.name} | {f.status} | {f.reason} |" for f in FEATURES]
+    return "\n".join(lines) + "\n"
