@@ -1,0 +1,291 @@
+"""``tide serve``: starts the server and its spool, proves that capture is live, ends all of it in order."""
+
+import fcntl
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tide_platform.config import Settings, TideError
+from tide_platform.serving.admin import VARIABLE as ADMIN_KEY_VARIABLE
+from tide_platform.serving.admin import ensure_admin_key
+from tide_platform.serving.client import ServerRefused, ServerUnreachable, SglangClient
+from tide_platform.serving.launch import LaunchPlan, plan_launch
+from tide_platform.serving.preflight import Checked, preflight
+from tide_platform.serving.processes import end_tree, start_child, tail, tree
+
+SERVER_PATIENCE_S = 25.0  # SGLang looks for SIGTERM every 5 s, then lets running requests end
+SPOOL_PATIENCE_S = 30.0  # to drain the ring and seal
+PROGRESS_S = 10.0
+POLL_S = 0.5
+
+
+class ServerDied(TideError):
+    """The SGLang process ended by itself."""
+
+    def __init__(self, status: int, log: Path):
+        super().__init__(f"the SGLang server ended by itself (status {status}); its log: {log}")
+        self.status, self.log = status, log
+
+
+class ServerNotReady(TideError):
+    """It did not become healthy in time."""
+
+    def __init__(self, seconds: float, log: Path):
+        super().__init__(
+            f"the SGLang server was not healthy after {seconds:.0f} s (serving.ready_timeout_s); log: {log}"
+        )
+        self.log = log
+
+
+class PluginNotLive(TideError):
+    """SGLang runs without the platform's plugin, or with another deployment's."""
+
+    def __init__(self, problem: str, log: Path):
+        super().__init__(f"the tide plugin is not live in SGLang: {problem}; its log: {log}")
+        self.problem, self.log = problem, log
+
+
+class AlreadyServing(TideError):
+    """Another ``tide serve`` holds the state folder."""
+
+
+def serve(settings: Settings, say: Callable[[str], None], draft: Path | None = None) -> int:
+    """Run until SIGTERM or SIGINT; returns exit status 0. Raises a :class:`TideError` for what goes wrong.
+
+    ``draft``: start with this folder, whatever was deployed since.
+
+    Whatever ends it, a ``kill -9`` included, no process that it started is left (see ``child.py``).
+    """
+    settings.state.mkdir(parents=True, exist_ok=True)
+    with _state_lock(settings), _stop_signals() as stop:
+        checked = preflight(settings, draft)
+        plan = plan_launch(settings, checked.target, checked.draft, checked.interpreter)
+        return Deployment(settings, checked, plan, stop, say).run()
+
+
+def show_plan(settings: Settings, draft: Path | None, say: Callable[[str], None]) -> None:
+    """What :func:`serve` would start, after all of its checks."""
+    checked = preflight(settings, draft)
+    plan = plan_launch(settings, checked.target, checked.draft, checked.interpreter)
+    for name, value in sorted(plan.env.items()):
+        say(f"{name}={value}")
+    say(shlex.join(plan.argv))
+    if plan.spool_argv:
+        say(shlex.join([sys.executable, *plan.spool_argv]))
+
+
+class Deployment:
+    """One running server with its spool."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        checked: Checked,
+        plan: LaunchPlan,
+        stop: threading.Event,
+        say: Callable[[str], None],
+    ):
+        self.settings, self.checked, self.plan, self.stop, self.say = settings, checked, plan, stop, say
+        self.admin_key = ensure_admin_key(settings)
+        self.log = settings.state / "logs" / "sglang.log"
+        self.log_start = self.log.stat().st_size if self.log.exists() else 0
+        self.server: subprocess.Popen[bytes] | None = None
+        self.members: list[psutil.Process] = []
+        self.spool = Spool(settings, plan, say) if plan.spool_argv else None
+
+    def run(self) -> int:
+        try:
+            self._start()
+            with SglangClient(self.plan.base_url, self.admin_key) as client:
+                if self._wait_healthy(client):
+                    self._check_plugin(client)
+                    self._warm_up(client)
+                    self._announce()
+                    self._watch()
+        except (ServerDied, ServerNotReady, PluginNotLive):
+            print(tail(self.log, start=self.log_start), file=sys.stderr)
+            raise
+        finally:
+            self._end()
+        self.say("stopped")
+        return 0
+
+    def _start(self) -> None:
+        plan, checked = self.plan, self.checked
+        plan.engine_config_path.parent.mkdir(parents=True, exist_ok=True)
+        plan.engine_config_path.write_text(plan.engine.model_dump_json(indent=2) + "\n")
+        draft = f"draft {checked.draft.digest}, k {self.settings.serving.k}" if checked.draft else "no draft"
+        self.say(
+            f"starting sglang {checked.interpreter.sglang} on {self.settings.serving.device}: "
+            f"target {checked.target.folder.name} ({checked.target.digest}), {draft}; log {self.log}"
+        )
+        self.say(shlex.join(plan.argv))
+        if self.spool:
+            self.spool.start()
+        environment = plan.env | {ADMIN_KEY_VARIABLE: self.admin_key}
+        self.server = start_child(plan.argv, self.log, environment, on_parent_death=signal.SIGKILL)
+
+    def _wait_healthy(self, client: SglangClient) -> bool:
+        """False where a signal came first."""
+        start = said = time.monotonic()
+        while not self.stop.is_set():
+            self._check_alive()
+            if client.healthy():
+                self.say(f"healthy after {time.monotonic() - start:.0f} s")
+                return True
+            now = time.monotonic()
+            if now - start > self.settings.serving.ready_timeout_s:
+                raise ServerNotReady(now - start, self.log)
+            if now - said >= PROGRESS_S:
+                said = now
+                self.say(f"loading, {now - start:.0f} s")
+            self.stop.wait(POLL_S)
+        return False
+
+    def _check_plugin(self, client: SglangClient) -> None:
+        try:
+            status = client.status()
+        except (ServerRefused, ServerUnreachable) as error:
+            raise PluginNotLive(str(error), self.log) from error
+        problem = plugin_problem(self.plan, status)
+        if problem:
+            raise PluginNotLive(problem, self.log)
+        self.say(f"plugin live: adapter {status.get('adapter')}, verify rule {status.get('verify_rule')}")
+
+    def _warm_up(self, client: SglangClient) -> None:
+        """One small request, uncaptured: a server that cannot generate is found now, not by a user."""
+        try:
+            client.generate(range(1, 9), max_new_tokens=8, capture=False, rid=f"tide-warm-up-{os.getpid()}")
+        except (ServerRefused, ServerUnreachable) as error:
+            self._check_alive()
+            raise PluginNotLive(f"the first request failed: {error}", self.log) from error
+
+    def _announce(self) -> None:
+        assert self.server is not None
+        state = {
+            "url": self.plan.base_url,
+            "pid": os.getpid(),
+            "server_pid": self.server.pid,
+            "target_digest": self.checked.target.digest,
+            "draft_digest": self.checked.draft.digest if self.checked.draft else None,
+            "started_at": time.time(),
+        }
+        (self.settings.state / "serve.json").write_text(json.dumps(state, indent=2) + "\n")
+        self.say(f"ready at {self.plan.base_url} (OpenAI API at {self.plan.base_url}/v1)")
+
+    def _watch(self) -> None:
+        while not self.stop.wait(POLL_S):
+            self._check_alive()
+            if self.spool:
+                self.spool.keep_alive()
+
+    def _check_alive(self) -> None:
+        assert self.server is not None
+        status = self.server.poll()
+        if status is not None:
+            raise ServerDied(status, self.log)
+        self.members = tree(self.server.pid) or self.members
+
+    def _end(self) -> None:
+        """The server first, so that the spool can drain what it wrote last."""
+        if self.server is not None:
+            self.say("stopping the server")
+            end_tree(self.server, self.members, SERVER_PATIENCE_S)
+        if self.spool:
+            self.spool.end()
+        (self.settings.state / "serve.json").unlink(missing_ok=True)
+
+
+class Spool:
+    """The process that drains the ring; started again whenever it dies."""
+
+    def __init__(self, settings: Settings, plan: LaunchPlan, say: Callable[[str], None]):
+        assert plan.spool_argv is not None
+        self.argv = [sys.executable, *plan.spool_argv]
+        self.log = settings.state / "logs" / "spool.log"
+        self.say = say
+        self.restarts = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        self._next_start = 0.0
+
+    def start(self) -> None:
+        self.process = start_child(self.argv, self.log, {}, on_parent_death=signal.SIGTERM)
+
+    def keep_alive(self) -> None:
+        """Restart it if it died, at once at first, then ever more slowly (30 s at most)."""
+        assert self.process is not None
+        status = self.process.poll()
+        if status is None or time.monotonic() < self._next_start:
+            return
+        self.restarts += 1
+        self._next_start = time.monotonic() + min(30.0, 0.5 * 2**self.restarts)
+        self.say(f"the spool ended by itself (status {status}); restart {self.restarts}; log {self.log}")
+        self.start()
+
+    def end(self) -> None:
+        if self.process is None:
+            return
+        end_tree(self.process, [], SPOOL_PATIENCE_S)
+        if self.process.returncode:
+            self.say(f"the spool ended with status {self.process.returncode}; log {self.log}")
+
+
+def plugin_problem(plan: LaunchPlan, status: Any) -> str | None:
+    """What differs between the plan and what the plugin says of itself; None where all is as planned."""
+    if not isinstance(status, dict) or not status.get("adapter"):
+        return f"/tide/status answered {status!r}"
+    engine = plan.engine
+    wanted = {
+        "deployment": engine.deployment,
+        "target_digest": engine.target_digest,
+        "draft_digest": engine.draft_digest,
+    }
+    for key, value in wanted.items():
+        if status.get(key) != value:
+            return f"{key} is {status.get(key)}, started with {value}"
+    if engine.capture_enabled and not status.get("capture", {}).get("live"):
+        return "its capture hooks are not in place"
+    return None
+
+
+@contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """Set on SIGTERM, SIGINT or SIGHUP while the block runs."""
+    stop = threading.Event()
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    former = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _state_lock(settings: Settings) -> Iterator[None]:
+    """One server a state folder: two would share the ring and the spool. Raises :class:`AlreadyServing`."""
+    path = settings.state / "serve.lock"
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise AlreadyServing(
+                f"another `tide serve` (pid {file.read().strip() or 'unknown'}) runs with {settings.state}; "
+                "stop it, or set `state` to another folder"
+            ) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
