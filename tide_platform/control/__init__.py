@@ -1,0 +1,1 @@
+"""Ledger, windows, verdicts and the steps of one adaptation cycle."""

@@ -1,0 +1,150 @@
+"""A cycle step by step with the real dataset, trainer, replay, object store and MLflow, on the tiny target.
+
+The SGLang server alone is stood in for: what it must do at a reload is tested on the real one elsewhere.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tide_platform.capture.record import Sample, StreamMeta
+from tide_platform.config import Settings, draft_digest, target_digest
+from tide_platform.control import champion, cycle
+from tide_platform.control.dataset import Dataset
+from tide_platform.control.ledger import Ledger
+from tide_platform.control.reconcile import RunView, tick
+from tide_platform.control.states import State
+from tide_platform.control.trainer_process import run_trainer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
+
+pytestmark = pytest.mark.integration
+SAMPLES, REFERENCE = 24, 12
+TIDE = [sys.executable, "-c", "from tide_platform.cli import main; main()"]
+
+
+class FakeServer:
+    """Serves a draft by name; reloads what it is told to."""
+
+    base_url = "http://127.0.0.1:0"
+
+    def __init__(self, digest: str):
+        self.digest = digest
+
+    def __enter__(self) -> "FakeServer":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def status(self) -> dict[str, Any]:
+        return {"draft_digest": self.digest}
+
+    def reload_draft(self, path: Path, digest: str) -> dict[str, Any]:
+        assert draft_digest(path) == digest
+        self.digest = digest
+        return {"ok": True, "pause_s": 0.1, "target_checksum_before": "t", "target_checksum_after": "t"}
+
+
+class NoRuns:
+    """An orchestrator in which nothing was ever started."""
+
+    def of_attempt(self, key: object, attempt: int) -> RunView | None:
+        return None
+
+    def get(self, run_id: str) -> RunView | None:
+        return None
+
+    def end(self, run_id: str, message: str) -> None: ...
+
+    def why(self, run_id: str) -> str:
+        return ""
+
+
+def capture(count: int, tenant: str, seed: int, target: str) -> list[Sample]:
+    """What a server would have captured of ``count`` prompts."""
+    from tiny import prompts, say
+
+    samples = say(prompts(count, length=24, seed=seed), 40, prefix=f"{tenant}-")
+    meta = {"tenant": tenant, "target_digest": target, "captured_at": 1.8e9}
+    return [Sample(replace(sample.meta, **meta), sample.tensors) for sample in samples]
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """The tiny target with an untrained draft, a reference set and enough samples for a window."""
+    from tiny import AUX_LAYERS, TINY
+
+    from tide_platform.draft.checkpoint import load_target_parts, new_draft, save_draft
+    from tide_platform.store.hidden_states import open_store
+
+    folder = tmp_path_factory.mktemp("deployment")
+    draft = new_draft(load_target_parts(TINY), np.arange(128), AUX_LAYERS)
+    save_draft(folder / "first", draft, {"made": "for this test"})
+    settings = Settings(target=TINY, draft=folder / "first", state=folder / "state")
+    settings.storage.uri = str(folder / "store")
+    settings.registry.tracking_uri = f"sqlite:///{folder}/mlflow.db"
+    settings.ledger.url = f"sqlite:///{folder}/ledger.db"
+    settings.window.min_samples = SAMPLES
+    settings.training.epochs, settings.training.threads = 8, 1
+    settings.training.learning_rate = 2e-3
+    digest = target_digest(TINY)
+    store = open_store(settings)
+    store.ensure(StreamMeta(digest, 96, 256, AUX_LAYERS, 16))
+    store.append(capture(REFERENCE, "reference", 1, digest), ["segment-1"])
+    store.append(capture(SAMPLES, "maths", 2, digest), ["segment-2"])
+    return settings
+
+
+@pytest.fixture
+def server(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeServer]:
+    assert settings.draft is not None
+    server = FakeServer(draft_digest(settings.draft))
+    monkeypatch.setattr(champion, "connect", lambda _: server)
+    monkeypatch.setattr(cycle, "connect", lambda _: server)
+    monkeypatch.chdir(tmp_path)  # MLflow's artifacts
+    yield server
+
+
+def train(job: Path, on_step: Any, stop: Any) -> None:
+    run_trainer([*TIDE, "train", "--job", str(job)], {}, on_step, stop)
+
+
+def test_a_window_is_trained_judged_and_deployed(settings: Settings, server: FakeServer):
+    from tide_platform.registry.mlflow_registry import CHALLENGER, CHAMPION, DraftRegistry
+
+    first = server.digest
+    assert champion.ensure_champion(settings).digest == first
+    ledger = Ledger(settings.ledger.url)
+    found = tick(settings, ledger, Dataset(settings), NoRuns())
+    assert found.request is not None and found.request.samples == SAMPLES
+    turn = cycle.Turn(settings, ledger, found.request.key, "run-1", 1)
+
+    trained = cycle.train_window(turn, train)
+    assert trained.parent == first != trained.challenger
+    assert trained.summary["steps"] > 0 and not list((settings.state / "work").iterdir())
+    registry = DraftRegistry(settings)
+    assert registry.alias(CHALLENGER) == registry.version_of(trained.challenger)
+    run = registry._client.get_run(trained.mlflow_run)
+    assert run.data.tags["parent"] == first and run.info.status == "FINISHED"
+    assert len(registry._client.get_metric_history(trained.mlflow_run, "loss")) == trained.summary["steps"]
+
+    verdict = cycle.judge_window(turn)
+    assert verdict.on_window is not None and verdict.on_reference is not None
+    assert verdict.passed, verdict.summary
+    assert verdict.champion == first and ledger.get(turn.key).state is State.GATED
+    assert cycle.judge_window(turn) == verdict  # once is enough
+
+    deployed = cycle.deploy_window(turn)
+    assert (deployed.previous, server.digest) == (first, trained.challenger)
+    assert registry.alias(CHAMPION) == registry.version_of(trained.challenger)
+    status = cycle.status(settings)
+    assert [(each.state, each.verdict) for each in status] == [(State.DEPLOYED, verdict)]
+    provenance = json.loads((settings.drafts_folder / trained.challenger / "tide.json").read_text())
+    assert provenance["window"] == "demo/w00001"
+    ledger.close()

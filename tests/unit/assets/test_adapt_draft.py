@@ -1,0 +1,186 @@
+"""Sensor, job, check and ledger in one process; the steps' own work is replaced, their ledger is real."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+import resources.cycle
+from tide_platform.config import Settings, dump_settings
+from tide_platform.control import cycle as domain
+from tide_platform.control.ledger import Cut, Ledger, Scan
+from tide_platform.control.promotion import Verdict
+from tide_platform.control.states import State, WindowKey
+from tide_platform.serving.deploy import Deployed
+
+KEY = WindowKey("demo", "w00001")
+
+
+@dataclass
+class World:
+    """A deployment whose steps do nothing but keep the ledger; ``broken`` names those that fail."""
+
+    settings: Settings
+    ledger: Ledger
+    instance: dg.DagsterInstance
+    passes: bool = True
+    broken: set[str] = field(default_factory=set)
+    done: list[str] = field(default_factory=list)
+
+    def train(self, turn: domain.Turn, command: domain.TrainCommand) -> domain.Trained:
+        with turn.hold() as held:
+            self._step("train")
+            if held.record.state is State.RUNNING:
+                turn.ledger.trained(turn.key, turn.run_id, challenger="new", parent="old", mlflow_run="m")
+            return domain.Trained("new", "old", "m", "2", 7, 10, False, {"loss": 1.5})
+
+    def judge(self, turn: domain.Turn) -> Verdict:
+        with turn.hold():
+            self._step("judge")
+            verdict = Verdict(
+                str(turn.key), "old", "new", 2, 0.95, 0.02, 0.97, self.passes, ["it was said so"]
+            )
+            turn.ledger.judged(
+                turn.key,
+                turn.run_id,
+                champion="old",
+                passed=self.passes,
+                evidence=verdict.to_json(),
+                reason=verdict.summary,
+            )
+            return verdict
+
+    def deploy(self, turn: domain.Turn) -> Deployed:
+        with turn.hold():
+            self._step("deploy")
+            deployed = Deployed("new", "old", 0.1, "w", 0.2)
+            turn.ledger.deployed(turn.key, turn.run_id, previous="old", evidence=deployed.to_json())
+            return deployed
+
+    def _step(self, name: str) -> None:
+        self.done.append(name)
+        if name in self.broken:
+            raise RuntimeError(f"{name} broke\nat length")
+
+    def tick(self) -> dg.SensorResult:
+        from tide_platform.definitions import defs
+
+        sensor = defs.resolve_sensor_def("enough_hidden_states")
+        with dg.build_sensor_context(
+            instance=self.instance, repository_def=defs.get_repository_def(), resources=defs.resources
+        ) as context:
+            result = sensor(context)
+        assert isinstance(result, dg.SensorResult)
+        for request in result.dynamic_partitions_requests or []:
+            self.instance.add_dynamic_partitions(request.partitions_def_name, list(request.partition_keys))
+        for event in result.asset_events or []:
+            self.instance.report_runless_asset_event(event)
+        return result
+
+    def run(self, request: dg.RunRequest) -> dg.ExecuteInProcessResult:
+        from tide_platform.definitions import defs
+
+        return defs.resolve_job_def("adapt_draft").execute_in_process(
+            partition_key=request.partition_key,
+            tags={**request.tags, "dagster/run_key": request.run_key or ""},
+            instance=self.instance,
+            raise_on_error=False,
+        )
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    settings = Settings(state=tmp_path)
+    settings.storage.uri = str(tmp_path / "store")
+    settings.ledger.url = f"sqlite:///{tmp_path}/ledger.db"
+    (tmp_path / "tide.yaml").write_text(dump_settings(settings))
+    monkeypatch.setenv("TIDE_CONFIG", str(tmp_path / "tide.yaml"))
+    monkeypatch.setattr("tide_platform.control.dataset.Dataset.tip", lambda self: (7, 10))
+    ledger = Ledger(settings.ledger.url)
+    ledger.cut("demo", Scan(), Scan(7, 10, 9, 0), [Cut(-1, 9, 7, 10, 100)])
+    with dg.instance_for_test() as instance:
+        world = World(settings, ledger, instance)
+        monkeypatch.setattr(domain, "train_window", world.train)
+        monkeypatch.setattr(domain, "judge_window", world.judge)
+        monkeypatch.setattr(domain, "deploy_window", world.deploy)
+        yield world
+    ledger.close()
+    resources.cycle._ledger.cache_clear()
+
+
+def only_request(result: dg.SensorResult) -> dg.RunRequest:
+    assert result.run_requests and len(result.run_requests) == 1
+    return result.run_requests[0]
+
+
+def test_a_window_becomes_a_served_draft(world: World):
+    result = world.tick()
+    request = only_request(result)
+    assert (request.run_key, request.partition_key) == ("demo/w00001/1", "demo/w00001")
+    assert request.tags["tide/lance_version"] == "7"
+    run = world.run(request)
+    assert run.success and world.done == ["train", "judge", "deploy"]
+    assert [check.passed for check in run.get_asset_check_evaluations()] == [True]
+    assert {event.step_key for event in run.get_asset_materialization_events()} == {
+        "draft_checkpoint",
+        "acceptance_report",
+        "serving_draft",
+    }
+    record = world.ledger.get(KEY)
+    assert (record.state, record.run_id) == (State.DEPLOYED, run.run_id)
+    assert world.tick().run_requests in (None, [])
+    landed = world.instance.get_latest_materialization_event(dg.AssetKey("hidden_states"))
+    assert landed is not None and landed.asset_materialization is not None
+    assert landed.asset_materialization.partition == "demo/w00001"
+
+
+def test_a_rejected_challenger_is_a_valid_end(world: World):
+    world.passes = False
+    run = world.run(only_request(world.tick()))
+    assert not run.success and world.done == ["train", "judge"]
+    assert [check.passed for check in run.get_asset_check_evaluations()] == [False]
+    assert world.ledger.get(KEY).state is State.REJECTED
+    assert world.tick().run_requests in (None, [])
+    stored = world.instance.get_run_by_id(run.run_id)
+    assert stored is not None and stored.tags["tide/verdict"] == "rejected"
+
+
+def test_a_run_that_fails_is_followed_by_the_next_attempt_which_keeps_the_checkpoint(world: World):
+    world.broken = {"judge"}
+    assert not world.run(only_request(world.tick())).success
+    request = only_request(world.tick())
+    assert request.run_key == "demo/w00001/2"
+    record = world.ledger.get(KEY)
+    assert record.state is State.TRAINED
+    assert record.reason is not None and "acceptance_report: RuntimeError: judge broke" in record.reason
+    world.broken = set()
+    assert world.run(request).success
+    assert world.ledger.get(KEY).state is State.DEPLOYED
+
+
+def test_a_window_that_always_fails_ends_failed(world: World):
+    world.broken = {"train"}
+    for _ in range(world.settings.window.max_attempts):
+        world.run(only_request(world.tick()))
+    assert world.tick().run_requests in (None, [])
+    record = world.ledger.get(KEY)
+    assert record.state is State.FAILED and record.reason is not None and "train broke" in record.reason
+
+
+def test_a_run_started_by_hand_takes_a_failed_window_up(world: World):
+    world.broken = {"train"}
+    for _ in range(world.settings.window.max_attempts):
+        world.run(only_request(world.tick()))
+    world.tick()
+    world.broken = set()
+    run = world.run(dg.RunRequest(partition_key="demo/w00001"))
+    assert run.success and world.ledger.get(KEY).state is State.DEPLOYED
+
+
+def test_a_late_worker_does_nothing(world: World):
+    request = only_request(world.tick())
+    world.ledger.release(world.ledger.get(KEY), "given up", 3)
+    run = world.run(request)
+    assert not run.success and world.done == []

@@ -1,0 +1,90 @@
+"""What the Dagster definitions hold, and that loading them is light."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+# names are for the life of the project (design 3): a change here is a decision, not a slip
+EXPECTED = {
+    "assets": {
+        "acceptance_report": {
+            "deps": ["draft_checkpoint"],
+            "partitions": "windows",
+            "pool": None,
+            "runs": True,
+        },
+        "draft_checkpoint": {
+            "deps": ["hidden_states"],
+            "partitions": "windows",
+            "pool": "training",
+            "runs": True,
+        },
+        "hidden_states": {"deps": [], "partitions": "windows", "pool": None, "runs": False},
+        "serving_draft": {
+            "deps": ["acceptance_report"],
+            "partitions": "windows",
+            "pool": "deployment",
+            "runs": True,
+        },
+    },
+    "checks": {"acceptance_report:challenger_is_better": {"blocking": True}},
+    "jobs": {"adapt_draft": ["acceptance_report", "draft_checkpoint", "serving_draft"]},
+    "sensors": {"enough_hidden_states": {"job": "adapt_draft", "interval_s": 5, "status": "RUNNING"}},
+    "resources": ["cycle", "trainer"],
+}
+
+SNAPSHOT = """
+import json, sys
+from tide_platform.definitions import defs
+
+graph = defs.resolve_asset_graph()
+out = {"assets": {}, "checks": {}, "jobs": {}, "sensors": {}, "resources": sorted(defs.resources)}
+for key in graph.get_all_asset_keys():
+    node = graph.get(key)
+    pools = sorted(node.pools) if node.is_executable else []
+    out["assets"][key.to_user_string()] = {
+        "deps": sorted(parent.to_user_string() for parent in node.parent_keys),
+        "partitions": node.partitions_def.name,
+        "pool": pools[0] if pools else None,
+        "runs": node.is_executable,
+    }
+for key in graph.asset_check_keys:
+    name = f"{key.asset_key.to_user_string()}:{key.name}"
+    out["checks"][name] = {"blocking": graph.get(key).blocking}
+for job in defs.jobs:
+    nodes = defs.resolve_job_def(job.name).asset_layer.selected_asset_keys
+    out["jobs"][job.name] = sorted(key.to_user_string() for key in nodes)
+for sensor in defs.sensors:
+    out["sensors"][sensor.name] = {
+        "job": sensor.job_name,
+        "interval_s": sensor.minimum_interval_seconds,
+        "status": sensor.default_status.value,
+    }
+heavy = ["torch", "lance", "mlflow", "boto3", "transformers", "kubernetes", "sglang"]
+out["heavy"] = [name for name in heavy if name in sys.modules]
+print(json.dumps(out))
+"""
+
+
+def test_the_definitions_are_as_named_and_load_nothing_heavy(tmp_path: Path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDE_")}
+    # from another folder: the installed `assets` and `resources` must be found, not the working tree's
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SNAPSHOT],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found.pop("heavy") == []
+    assert found == EXPECTED
+
+
+def test_the_workspace_names_the_module():
+    assert "tide_platform.definitions" in (ROOT / "workspace.yaml").read_text()

@@ -1,0 +1,282 @@
+"""One adaptation cycle of a window, step by step: train, judge, deploy. Each step may die and be called
+again.
+
+A step claims the window in the ledger first and keeps its hold while it works; a step whose result is there
+already finds it and returns.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from tide_platform.config import Settings
+from tide_platform.control.champion import connect, ensure_champion, fetch_draft, served_digest, store_draft
+from tide_platform.control.dataset import WindowData, read_window
+from tide_platform.control.hold import Hold, hold
+from tide_platform.control.ledger import Ledger, WindowRecord
+from tide_platform.control.progress import LiveMetrics
+from tide_platform.control.promotion import Verdict
+from tide_platform.control.states import NotTrained, State, WindowKey
+from tide_platform.serving.deploy import Deployed, deploy
+
+
+class TrainCommand(Protocol):
+    """Runs ``tide train --job FILE`` somewhere and waits for it.
+
+    ``on_step`` gets each optimizer step's record; ``stop()`` true asks to end early. Raises when it failed.
+    """
+
+    def __call__(
+        self, job: Path, on_step: Callable[[dict[str, Any]], None], stop: Callable[[], bool]
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A run's turn on a window. ``attempt`` is None for a run that was started by hand."""
+
+    settings: Settings
+    ledger: Ledger
+    key: WindowKey
+    run_id: str
+    attempt: int | None = None
+
+    def hold(self):
+        """The claim on the window, renewed while the block runs."""
+        return hold(self.ledger, self.key, self.run_id, self.attempt, self.settings.window.lease_s)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The challenger of a window."""
+
+    challenger: str
+    parent: str
+    mlflow_run: str
+    version: str
+    lance_version: int
+    samples: int  # of the window
+    resumed: bool  # an earlier attempt had trained it
+    summary: dict[str, Any]  # of the trainer's result; empty where resumed
+
+    def metadata(self) -> dict[str, Any]:
+        """For people: the summary and this, flat."""
+        own = {key: value for key, value in vars(self).items() if key != "summary"}
+        return {**self.summary, **own}
+
+
+def train_window(turn: Turn, command: TrainCommand) -> Trained:
+    """Fine-tune the served draft on the window; store, register and name the challenger.
+
+    A checkpoint that an earlier attempt stored is taken as it is. Raises what the command, the store and the
+    registry raise, and the ledger's errors.
+    """
+    from tide_platform.registry.mlflow_registry import CHALLENGER, DraftRegistry
+
+    registry = DraftRegistry(turn.settings)
+    with turn.hold() as held:
+        record = held.record
+        if record.state is not State.RUNNING:
+            return _already_trained(registry, record)
+        champion = ensure_champion(turn.settings)
+        data = read_window(turn.settings, record)
+        counts = {name: len(ids) for name, ids in vars(data.division).items()}
+        run_id = registry.begin(
+            str(turn.key),
+            {
+                "window": turn.key.window,
+                "lance_version": str(record.lance_version),
+                "parent": champion.digest,
+                "dagster_run_id": turn.run_id,
+                "attempt": str(record.attempt),
+            },
+            {
+                **turn.settings.training.model_dump(),
+                **{f"samples_{name}": count for name, count in counts.items()},
+                "samples_lost": data.lost,
+            },
+        )
+        done = False
+        try:
+            work = turn.settings.state / "work" / f"{turn.key.deployment}-{turn.key.window}-{record.attempt}"
+            shutil.rmtree(work, ignore_errors=True)
+            job = _write_job(turn, record, data, champion.folder, work)
+            with LiveMetrics(registry, run_id) as metrics:
+                command(job, metrics.on_step, held.lost.is_set)
+            trained = _keep(turn, held, registry, run_id, champion.digest, work)
+            registry.point(CHALLENGER, registry.version_of(trained.challenger) or champion.version)
+            shutil.rmtree(work, ignore_errors=True)
+            done = True
+            return trained
+        finally:
+            registry.end(run_id, succeeded=done)
+
+
+def judge_window(turn: Turn) -> Verdict:
+    """Judge the challenger against the draft that is served now, and store the verdict.
+
+    A verdict on just this pair is not made again. Raises the ledger's errors, and those of replay.
+    """
+    from tide_platform.control.judge import judge
+    from tide_platform.registry.mlflow_registry import DraftRegistry
+
+    with turn.hold() as held:
+        challenger = _challenger(held.record)
+        served = served_digest(turn.settings)
+        known = [Verdict.from_json(each.evidence) for each in turn.ledger.verdicts_of(turn.key)]
+        for verdict in reversed(known):
+            passed = verdict.passed and verdict.challenger == challenger
+            # served already: a dead run had reloaded it, on the strength of this verdict
+            if (passed and challenger == served) or (passed and verdict.champion == served):
+                return verdict
+        champion = ensure_champion(turn.settings)
+        verdict = judge(turn.settings, held.record, champion.folder, fetch_draft(turn.settings, challenger))
+        held.check()
+        registry = DraftRegistry(turn.settings)
+        version = registry.version_of(challenger)
+        if version is not None:
+            word = "passed" if verdict.passed else "rejected"
+            registry.judge(version, verdict.metrics(), verdict.to_json(), word)
+        turn.ledger.judged(
+            turn.key,
+            turn.run_id,
+            champion=verdict.champion,
+            passed=verdict.passed,
+            evidence=verdict.to_json(),
+            reason=verdict.summary,
+        )
+        return verdict
+
+
+def deploy_window(turn: Turn) -> Deployed:
+    """Serve the window's challenger, behind the fence of :mod:`tide_platform.serving.deploy`."""
+    from tide_platform.registry.mlflow_registry import CHAMPION, DraftRegistry
+
+    settings, ledger = turn.settings, turn.ledger
+    registry = DraftRegistry(settings)
+    with turn.hold() as held, connect(settings) as client:
+        challenger = _challenger(held.record)
+
+        def passed_against(champion: str) -> bool:
+            verdict = ledger.verdict(turn.key.deployment, challenger, champion)
+            return verdict is not None and verdict.passed
+
+        def promote(digest: str) -> None:
+            version = registry.version_of(digest)
+            assert version is not None, f"{digest} was registered when it was trained"
+            registry.point(CHAMPION, version)
+
+        deployed = deploy(
+            settings,
+            challenger,
+            server=client,
+            passed_against=passed_against,
+            fetch=lambda digest: fetch_draft(settings, digest),
+            promote=promote,
+            still_wanted=held.check,
+        )
+        ledger.deployed(turn.key, turn.run_id, previous=deployed.previous, evidence=deployed.to_json())
+        return deployed
+
+
+@dataclass(frozen=True)
+class WindowStatus:
+    """A window as a person wants to see it."""
+
+    record: WindowRecord
+    verdict: Verdict | None  # the last one
+
+    @property
+    def state(self) -> State:
+        return self.record.state
+
+
+def status(settings: Settings) -> list[WindowStatus]:
+    """The deployment's windows, oldest first: reads of the ledger alone, cheap enough to poll."""
+    ledger = Ledger(settings.ledger.url)
+    try:
+        found = []
+        for record in ledger.windows(settings.deployment):
+            verdicts = ledger.verdicts_of(record.key)
+            found.append(WindowStatus(record, Verdict.from_json(verdicts[-1].evidence) if verdicts else None))
+        return found
+    finally:
+        ledger.close()
+
+
+def _write_job(turn: Turn, record: WindowRecord, data: WindowData, parent: Path, work: Path) -> Path:
+    from tide_platform.serving.target import resolve_target
+    from tide_platform.training.job import TrainJob
+
+    job = TrainJob(
+        settings=turn.settings,
+        target=resolve_target(turn.settings).resolve(),
+        parent=parent.resolve(),
+        lance_version=data.version,
+        train_sample_ids=data.division.train,
+        reference_sample_ids=data.division.reference_train,
+        out=work.resolve(),
+        seed=turn.settings.training.seed,
+        provenance={"window": str(record.key), "attempt": record.attempt, "dagster_run_id": turn.run_id},
+    )
+    path = work / "job.json"
+    job.write(path)
+    return path.resolve()
+
+
+def _keep(turn: Turn, held: Hold, registry: Any, run_id: str, parent: str, work: Path) -> Trained:
+    """Store and register what the trainer left in ``work``, then tell the ledger."""
+    import json
+
+    from tide_platform.config import draft_digest
+    from tide_platform.training.job import RESULT
+
+    folder, record = work / "draft", held.record
+    summary = {
+        key: value for key, value in json.loads((work / RESULT).read_text()).items() if key != "history"
+    }
+    summary.pop("folder", None)  # it is gone when anybody reads this
+    digest = draft_digest(folder)
+    held.check()
+    uri = store_draft(turn.settings, folder, digest)
+    tags = {
+        "window": turn.key.window,
+        "lance_version": str(record.lance_version),
+        "parent": parent,
+        "dagster_run_id": turn.run_id,
+    }
+    version = registry.register(run_id, folder, digest, uri, tags, turn.settings.training.model_dump())
+    turn.ledger.trained(turn.key, turn.run_id, challenger=digest, parent=parent, mlflow_run=version.run_id)
+    return Trained(
+        challenger=digest,
+        parent=parent,
+        mlflow_run=version.run_id,
+        version=version.version,
+        lance_version=record.lance_version,
+        samples=record.samples,
+        resumed=False,
+        summary=summary,
+    )
+
+
+def _already_trained(registry: Any, record: WindowRecord) -> Trained:
+    challenger = _challenger(record)
+    version = registry.version_of(challenger)
+    return Trained(
+        challenger=challenger,
+        parent=record.parent or "",
+        mlflow_run=record.mlflow_run or "",
+        version=version.version if version else "",
+        lance_version=record.lance_version,
+        samples=record.samples,
+        resumed=True,
+        summary={},
+    )
+
+
+def _challenger(record: WindowRecord) -> str:
+    if record.challenger is None:
+        raise NotTrained(record.key)
+    return record.challenger

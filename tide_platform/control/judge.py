@@ -1,0 +1,95 @@
+"""Judging a challenger: acceptance replay of both drafts on the same stored samples."""
+
+from pathlib import Path
+from typing import Any
+
+from tide_platform.config import Settings, TideError, draft_digest
+from tide_platform.control.dataset import read_window
+from tide_platform.control.ledger import WindowRecord
+from tide_platform.control.promotion import Comparison, Interval, Measured, Verdict, decide
+
+CURVE_K = 3  # replay goes at least so far, to show what other numbers of speculative steps would bring
+
+
+class NoSpeculation(TideError):
+    """The deployment serves without a draft."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "serving.k is 0: there is no acceptance to judge; set it to the number of steps served"
+        )
+
+
+def judge(settings: Settings, record: WindowRecord, champion: Path, challenger: Path) -> Verdict:
+    """The verdict on the draft in ``challenger`` against the one in ``champion``, on the window's validation
+    samples and on the reference samples kept for judging, at ``serving.k``.
+
+    Raises :class:`NoSpeculation`, and what the store and the replay raise.
+    """
+    import torch
+
+    from tide_platform.draft.checkpoint import load_target_parts
+    from tide_platform.serving.target import resolve_target
+
+    if settings.serving.k == 0:
+        raise NoSpeculation
+    torch.set_num_threads(settings.training.threads)
+    data = read_window(settings, record)
+    target = load_target_parts(resolve_target(settings))
+    drafts = (champion, challenger)
+    # samples that may have computed the prefix that a judged one found cached
+    donors = data.division.reference_train + data.division.train
+    on_window = _compare(settings, data.version, data.division.validation, donors, drafts, target)
+    on_reference = _compare(settings, data.version, data.division.reference_judge, donors, drafts, target)
+    return decide(
+        window=str(record.key),
+        champion=draft_digest(champion),
+        challenger=draft_digest(challenger),
+        k=settings.serving.k,
+        on_window=on_window,
+        on_reference=on_reference,
+        confidence=settings.gate.confidence,
+        min_gain=settings.gate.min_gain,
+        reference_floor=settings.gate.reference_floor,
+    )
+
+
+def _compare(
+    settings: Settings,
+    version: int,
+    sample_ids: list[str],
+    donor_ids: list[str],
+    drafts: tuple[Path, Path],
+    target: Any,
+) -> Comparison:
+    from tide_platform.draft.checkpoint import load_draft
+    from tide_platform.draft.prefix import fill_prefixes
+    from tide_platform.evaluation.replay import replay
+    from tide_platform.evaluation.statistics import compare
+    from tide_platform.store.hidden_states import open_store
+
+    k = settings.serving.k
+    store = open_store(settings)
+    samples = list(store.load(sample_ids, version=version))
+    if any(len(s.tensors["row_pos"]) and s.tensors["row_pos"][0] > s.meta.start_pos for s in samples):
+        # the server's drafts attended to the cached prefix too; replay without it reads too low
+        samples = fill_prefixes(samples, donors=store.load(donor_ids, version=version))
+    of_both = [replay(load_draft(folder), target, samples, max(k, CURVE_K)) for folder in drafts]
+    compared = compare(of_both[0], of_both[1], k, settings.gate.confidence)
+    return Comparison(
+        requests=compared.requests,
+        champion=_measured(of_both[0], k),
+        challenger=_measured(of_both[1], k),
+        gain=Interval(compared.ratio - 1, compared.lower - 1, compared.upper - 1),
+    )
+
+
+def _measured(replays: list[Any], k: int) -> Measured:
+    from tide_platform.evaluation.acceptance import acceptance_by_position, acceptance_length
+
+    ks = range(1, max(k, CURVE_K) + 1)
+    return Measured(
+        acceptance_length=acceptance_length(replays, k),
+        by_k=[acceptance_length(replays, each) for each in ks],
+        by_position=acceptance_by_position(replays, k),
+    )

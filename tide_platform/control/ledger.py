@@ -1,0 +1,377 @@
+"""The ledger: what is owed, who works on it, how it ended. A cursor is not a work ledger (design 4.6).
+
+Every transition is compare-and-set on (state, attempt, holder): of two runs that believe they own a window,
+one gets :class:`WindowHeld` or :class:`StaleRun` and must stop.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, insert, select, update
+
+from tide_platform.config import TideError
+from tide_platform.control import tables
+from tide_platform.control.states import FOLLOWS, OPEN, State, WindowKey, window_name
+
+_W = tables.windows
+
+
+class LedgerError(TideError):
+    """What the ledger refuses; ``key`` is the window."""
+
+    def __init__(self, key: WindowKey, text: str):
+        super().__init__(f"window {key}: {text}")
+        self.key = key
+
+
+class UnknownWindow(LedgerError):
+    def __init__(self, key: WindowKey):
+        super().__init__(key, "not in the ledger; the sensor enough_hidden_states cuts windows")
+
+
+class WindowHeld(LedgerError):
+    def __init__(self, key: WindowKey, other: WindowKey, holder: str):
+        super().__init__(
+            key,
+            f"run {holder} works on {other}; one window of a deployment runs at a time: wait or cancel it",
+        )
+        self.other, self.holder = other, holder
+
+
+class StaleRun(LedgerError):
+    def __init__(self, key: WindowKey, run_id: str, detail: str):
+        super().__init__(
+            key, f"run {run_id} does not hold it any more ({detail}); a later attempt goes on with it"
+        )
+        self.run_id = run_id
+
+
+class WindowClosed(LedgerError):
+    def __init__(self, key: WindowKey, state: State):
+        super().__init__(key, f"it is {state}, which is final; nothing is left to do")
+        self.state = state
+
+
+@dataclass(frozen=True)
+class Scan:
+    """How far the dataset was cut into windows; fields as in ``tables.scans``."""
+
+    version: int = 0
+    rows: int = 0
+    last_row: int = -1
+    pending: int = 0
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A new window: its samples are the rows with ``after_row < row id <= last_row`` that are not
+    reference.
+    """
+
+    after_row: int
+    last_row: int
+    lance_version: int
+    samples: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class WindowRecord:
+    """One row of the ledger; fields as in ``tables.windows``."""
+
+    key: WindowKey
+    state: State
+    attempt: int
+    holder: str | None
+    seen_at: float | None
+    run_id: str | None
+    after_row: int
+    last_row: int
+    lance_version: int
+    samples: int
+    tokens: int
+    parent: str | None
+    challenger: str | None
+    mlflow_run: str | None
+    reason: str | None
+    created_at: float
+    updated_at: float
+
+
+@dataclass(frozen=True)
+class VerdictRecord:
+    passed: bool
+    champion: str
+    challenger: str
+    evidence: dict[str, Any]
+    judged_at: float
+
+
+class Ledger:
+    """The windows of all deployments in one database.
+
+    ``url``: an SQLAlchemy URL; ``clock`` gives Unix time in seconds.
+    """
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.time):
+        self._engine = tables.open_engine(url)
+        self._clock = clock
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    # --- cutting
+
+    def scan(self, deployment: str) -> Scan:
+        """How far the deployment's dataset was cut; the start when nothing was."""
+        with self._engine.begin() as db:
+            return _scan(db, deployment)
+
+    def cut(self, deployment: str, before: Scan, after: Scan, cuts: Iterable[Cut]) -> list[WindowKey]:
+        """Enter new windows as owed. Nothing is entered when another tick was first (``before`` is
+        outdated).
+        """
+        now = self._clock()
+        with self._engine.begin() as db:
+            if _scan(db, deployment) != before:
+                return []
+            known = len(db.execute(select(_W.c.window).where(_W.c.deployment == deployment)).all())
+            table = tables.scans
+            if not db.execute(
+                update(table).where(table.c.deployment == deployment).values(**asdict(after))
+            ).rowcount:
+                db.execute(insert(table).values(deployment=deployment, **asdict(after)))
+            keys = []
+            for index, cut in enumerate(cuts, start=known + 1):
+                key = WindowKey(deployment, window_name(index))
+                times = {"created_at": now, "updated_at": now}
+                owed = {
+                    "deployment": deployment,
+                    "window": key.window,
+                    "state": State.OWED.value,
+                    "attempt": 1,
+                }
+                db.execute(insert(_W).values(**owed, **asdict(cut), **times))
+                keys.append(key)
+            return keys
+
+    # --- reading
+
+    def get(self, key: WindowKey) -> WindowRecord:
+        """Raises :class:`UnknownWindow`."""
+        with self._engine.begin() as db:
+            return _get(db, key)
+
+    def windows(self, deployment: str, states: Iterable[State] = State) -> list[WindowRecord]:
+        """The deployment's windows in these states, oldest first."""
+        query = select(_W).where(_W.c.deployment == deployment, _W.c.state.in_([s.value for s in states]))
+        with self._engine.begin() as db:
+            return [_record(row) for row in db.execute(query.order_by(_W.c.window))]
+
+    def open(self, deployment: str) -> list[WindowRecord]:
+        """The windows that are not at an end, oldest first."""
+        return self.windows(deployment, OPEN)
+
+    def verdict(self, deployment: str, challenger: str, champion: str) -> VerdictRecord | None:
+        """The last verdict on this challenger against this champion."""
+        with self._engine.begin() as db:
+            return _verdict(db, deployment, challenger, champion)
+
+    def verdicts_of(self, key: WindowKey) -> list[VerdictRecord]:
+        """All verdicts of a window, oldest first."""
+        table = tables.verdicts
+        where = (table.c.deployment == key.deployment, table.c.window == key.window)
+        with self._engine.begin() as db:
+            return [
+                _verdict_record(row) for row in db.execute(select(table).where(*where).order_by(table.c.id))
+            ]
+
+    def deployments(self, deployment: str) -> list[dict[str, Any]]:
+        """The deployment's history, oldest first: columns of ``tables.deployments``."""
+        table = tables.deployments
+        query = select(table).where(table.c.deployment == deployment).order_by(table.c.id)
+        with self._engine.begin() as db:
+            return [dict(row._mapping) for row in db.execute(query)]
+
+    # --- a run's transitions
+
+    def claim(self, key: WindowKey, run_id: str, attempt: int | None = None) -> WindowRecord:
+        """Take a window for a run, or find that the run has it already; an owed one becomes running.
+
+        ``attempt`` is the one that the sensor asked for; None marks a run started by hand, which may also
+        take a failed window up where it stopped, and train a rejected one anew.
+        Raises :class:`UnknownWindow`, :class:`WindowHeld`, :class:`StaleRun`, :class:`WindowClosed`.
+        """
+        with self._engine.begin() as db:
+            row = _get(db, key)
+            if row.holder == run_id:
+                return row
+            held = db.execute(
+                select(_W.c.window, _W.c.holder).where(
+                    _W.c.deployment == key.deployment, _W.c.holder.is_not(None)
+                )
+            ).first()
+            if held:
+                raise WindowHeld(key, WindowKey(key.deployment, held.window), held.holder)
+            if attempt is not None and attempt != row.attempt:
+                raise StaleRun(key, run_id, f"it was attempt {attempt}, now is {row.attempt}")
+            changes: dict[str, Any] = {"holder": run_id, "run_id": run_id, "seen_at": self._clock()}
+            if row.state is State.OWED:
+                state = State.RUNNING
+            elif row.state in (State.FAILED, State.REJECTED) and attempt is None:
+                state = _stage(db, row) if row.state is State.FAILED else State.RUNNING
+                changes["attempt"] = row.attempt + 1
+            elif row.state.final:
+                raise WindowClosed(key, row.state)
+            else:
+                state = row.state
+            if state is State.RUNNING:
+                changes["challenger"] = None
+            return self._move(db, row, state, **changes)
+
+    def beat(self, key: WindowKey, run_id: str) -> bool:
+        """A sign of life; False when the run does not hold the window any more and must stop."""
+        with self._engine.begin() as db:
+            where = _same(key) & (_W.c.holder == run_id)
+            return db.execute(update(_W).where(where).values(seen_at=self._clock())).rowcount == 1
+
+    def trained(self, key: WindowKey, run_id: str, *, challenger: str, parent: str, mlflow_run: str) -> None:
+        """Its checkpoint is stored. Raises :class:`StaleRun`."""
+        with self._engine.begin() as db:
+            row = _held(db, key, run_id, {State.RUNNING})
+            self._move(db, row, State.TRAINED, challenger=challenger, parent=parent, mlflow_run=mlflow_run)
+
+    def judged(
+        self,
+        key: WindowKey,
+        run_id: str,
+        *,
+        champion: str,
+        passed: bool,
+        evidence: dict[str, Any],
+        reason: str,
+    ) -> None:
+        """Store a verdict on the challenger; without a pass the window is at its end. Raises
+        :class:`StaleRun`.
+        """
+        with self._engine.begin() as db:
+            row = _held(db, key, run_id, {State.TRAINED, State.GATED})
+            db.execute(
+                insert(tables.verdicts).values(
+                    deployment=key.deployment,
+                    window=key.window,
+                    run_id=run_id,
+                    champion=champion,
+                    challenger=row.challenger,
+                    passed=passed,
+                    evidence=evidence,
+                    judged_at=self._clock(),
+                )
+            )
+            if passed:
+                self._move(db, row, State.GATED, reason=reason)
+            else:
+                self._move(db, row, State.REJECTED, reason=reason, holder=None)
+
+    def deployed(
+        self, key: WindowKey, run_id: str, *, previous: str | None, evidence: dict[str, Any]
+    ) -> None:
+        """The challenger is served and the alias moved. Raises :class:`StaleRun`."""
+        with self._engine.begin() as db:
+            row = _held(db, key, run_id, {State.GATED})
+            db.execute(
+                insert(tables.deployments).values(
+                    deployment=key.deployment,
+                    window=key.window,
+                    run_id=run_id,
+                    previous=previous,
+                    served=row.challenger,
+                    evidence=evidence,
+                    deployed_at=self._clock(),
+                )
+            )
+            self._move(db, row, State.DEPLOYED, holder=None)
+
+    # --- the sensor's transitions
+
+    def release(self, seen: WindowRecord, reason: str, max_attempts: int, retry: bool = True) -> WindowRecord:
+        """End an attempt that came to nothing: the next one is owed, or the window has failed.
+
+        A stored checkpoint stays: the next attempt goes on from it. ``seen`` is what the decision was made
+        on; the window is left alone when it moved since. Returns the record as it is now.
+        """
+        with self._engine.begin() as db:
+            row = _get(db, seen.key)
+            if (row.state, row.attempt, row.holder) != (seen.state, seen.attempt, seen.holder):
+                return row
+            if not retry or row.attempt >= max_attempts:
+                return self._move(db, row, State.FAILED, holder=None, reason=reason)
+            state = State.OWED if row.state is State.RUNNING else row.state
+            return self._move(db, row, state, holder=None, reason=reason, attempt=row.attempt + 1)
+
+    def _move(self, db: Connection, row: WindowRecord, state: State, **changes: Any) -> WindowRecord:
+        assert state is row.state or state in FOLLOWS[row.state], f"{row.key}: {row.state} -> {state}"
+        same = _same(row.key) & (_W.c.state == row.state.value) & (_W.c.attempt == row.attempt)
+        same &= _W.c.holder.is_(None) if row.holder is None else _W.c.holder == row.holder
+        values = {"state": state.value, "updated_at": self._clock(), **changes}
+        if db.execute(update(_W).where(same).values(**values)).rowcount != 1:
+            raise StaleRun(row.key, row.holder or "?", "another process moved it")
+        return _get(db, row.key)
+
+
+def _same(key: WindowKey) -> ColumnElement[bool]:
+    return (_W.c.deployment == key.deployment) & (_W.c.window == key.window)
+
+
+def _get(db: Connection, key: WindowKey) -> WindowRecord:
+    row = db.execute(select(_W).where(_same(key))).first()
+    if row is None:
+        raise UnknownWindow(key)
+    return _record(row)
+
+
+def _record(row: Row[Any]) -> WindowRecord:
+    values = dict(row._mapping)
+    key = WindowKey(values.pop("deployment"), values.pop("window"))
+    return WindowRecord(key=key, state=State(values.pop("state")), **values)
+
+
+def _held(db: Connection, key: WindowKey, run_id: str, states: set[State]) -> WindowRecord:
+    row = _get(db, key)
+    if row.holder != run_id or row.state not in states:
+        raise StaleRun(
+            key, run_id, f"it is {row.state}, attempt {row.attempt}, held by {row.holder or 'no run'}"
+        )
+    return row
+
+
+def _stage(db: Connection, row: WindowRecord) -> State:
+    """How far a failed window had come."""
+    if row.challenger is None:
+        return State.RUNNING
+    table = tables.verdicts
+    where = (table.c.deployment == row.key.deployment, table.c.challenger == row.challenger, table.c.passed)
+    return State.GATED if db.execute(select(table.c.id).where(*where)).first() else State.TRAINED
+
+
+def _scan(db: Connection, deployment: str) -> Scan:
+    table = tables.scans
+    row = db.execute(select(table).where(table.c.deployment == deployment)).first()
+    return Scan(row.version, row.rows, row.last_row, row.pending) if row else Scan()
+
+
+def _verdict(db: Connection, deployment: str, challenger: str, champion: str) -> VerdictRecord | None:
+    table = tables.verdicts
+    where = (
+        table.c.deployment == deployment,
+        table.c.challenger == challenger,
+        table.c.champion == champion,
+    )
+    row = db.execute(select(table).where(*where).order_by(table.c.id.desc()).limit(1)).first()
+    return _verdict_record(row) if row else None
+
+
+def _verdict_record(row: Row[Any]) -> VerdictRecord:
+    return VerdictRecord(row.passed, row.champion, row.challenger, row.evidence, row.judged_at)

@@ -1,0 +1,132 @@
+"""Cutting a growing dataset into windows, and dividing a window's samples. Pure: no Lance, no Dagster."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from tide_platform.config import TideError
+from tide_platform.control.ledger import Cut, Scan
+
+REFERENCE_TENANT = "reference"  # rows of this tenant are the frozen general set, never a window's
+REFERENCE_JUDGE_SHARE = 0.25  # of the reference set: for judging only, never replayed in training
+MAX_CUTS = 8  # windows a tick: a tick stays short however much landed while the daemon was down
+
+
+class Ref(Protocol):
+    """What cutting and splitting read of a sample (``store.SampleRef`` has it)."""
+
+    @property
+    def row_id(self) -> int: ...
+    @property
+    def sample_id(self) -> str: ...
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def num_tokens(self) -> int: ...
+
+
+R = TypeVar("R", bound=Ref)
+
+
+class DatasetReplaced(TideError):
+    """The dataset is older than what the ledger has read of it."""
+
+    def __init__(self, deployment: str, version: int, known: int):
+        super().__init__(
+            f"{deployment}: the dataset is at version {version}, the ledger has read {known}; "
+            "it was replaced by another: move the ledger (ledger.url) away with the old one, or put that back"
+        )
+        self.deployment, self.version, self.known = deployment, version, known
+
+
+class NoReference(TideError):
+    """Nothing to judge forgetting by."""
+
+    def __init__(self, deployment: str, found: int):
+        super().__init__(
+            f"{deployment}: {found} reference samples in the dataset, at least 2 are needed; send "
+            f"general prompts with `tide traffic general --tenant {REFERENCE_TENANT}`"
+        )
+        self.deployment, self.found = deployment, found
+
+
+def cut(
+    deployment: str,
+    scan: Scan,
+    version: int,
+    rows: int,
+    read_after: Callable[[int], Sequence[Ref]],
+    min_samples: int,
+) -> tuple[Scan, list[Cut]]:
+    """The windows of exactly ``min_samples`` samples that are complete at (``version``, ``rows``), and the
+    new scan.
+
+    ``read_after(row_id)`` reads the metadata of all rows behind a row id; it is called at most once, and not
+    at all while fewer rows landed than a window needs. Raises :class:`DatasetReplaced`.
+    """
+    if version < scan.version:
+        raise DatasetReplaced(deployment, version, scan.version)
+    if rows >= scan.rows and scan.pending + (rows - scan.rows) < min_samples:
+        return scan, []
+    new = sorted(read_after(scan.last_row), key=lambda ref: ref.row_id)
+    samples = [ref for ref in new if ref.tenant != REFERENCE_TENANT]
+    cuts, last_row = [], scan.last_row
+    for first in range(0, len(samples) - min_samples + 1, min_samples)[:MAX_CUTS]:
+        part = samples[first : first + min_samples]
+        tokens = sum(ref.num_tokens for ref in part)
+        cuts.append(Cut(last_row, part[-1].row_id, version, len(part), tokens))
+        last_row = part[-1].row_id
+    pending = len(samples) - sum(each.samples for each in cuts)
+    if not pending and new:
+        last_row = max(last_row, new[-1].row_id)  # reference rows alone: no need to read them again
+    return Scan(version, rows, last_row, pending), cuts
+
+
+@dataclass(frozen=True)
+class Division:
+    """Sample ids of one training run, each list in the dataset's order."""
+
+    train: list[str]
+    validation: list[str]
+    reference_train: list[str]  # the trainer draws from it as many as it replays
+    reference_judge: list[str]
+
+
+def divide(
+    deployment: str, samples: Sequence[Ref], reference: Sequence[Ref], validation_share: float
+) -> Division:
+    """Divide a window's samples and the reference set.
+
+    By hash of the request: stretches of one request never stand on both sides, and the same request is on the
+    same side in every window. Raises :class:`NoReference`.
+    """
+    validation, train = halve(samples, validation_share, "validation")
+    judge, replay = halve(reference, REFERENCE_JUDGE_SHARE, REFERENCE_TENANT)
+    if not judge or not replay:
+        raise NoReference(deployment, len(reference))
+    return Division(*([ref.sample_id for ref in part] for part in (train, validation, replay, judge)))
+
+
+def halve(refs: Sequence[R], share: float, salt: str) -> tuple[list[R], list[R]]:
+    """(about ``share`` of the refs, the others) by hash of the request id.
+
+    Of two requests or more, each side gets at least one: the lowest hash and the highest.
+    """
+    points = {ref.request_id: _point(ref.request_id, salt) for ref in refs}
+    if len(points) < 2:
+        return [], list(refs)
+    ranked = sorted(points, key=lambda request: (points[request], request))
+    inside = {request for request in ranked if points[request] < share}
+    inside = (inside | {ranked[0]}) - {ranked[-1]}
+    return [ref for ref in refs if ref.request_id in inside], [
+        ref for ref in refs if ref.request_id not in inside
+    ]
+
+
+def _point(request_id: str, salt: str) -> float:
+    """A fixed point of [0, 1) for a request."""
+    digest = hashlib.sha256(f"{salt}:{request_id}".encode()).digest()
+    return int.from_bytes(digest[:6], "big") / (1 << 48)
