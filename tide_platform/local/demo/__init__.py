@@ -1,0 +1,1 @@
+"""The demo: one whole adaptation cycle on this machine, measured before and after."""
