@@ -9,8 +9,6 @@ DEMO_ARGS     ?=
 UV      := .tools/bin/uv
 # a folder of torch wheels that pip was told of (find-links) is used before any download
 LOCAL_WHEELS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null || $(PYTHON) -m pip config get :env:.find-links 2>/dev/null))
-# both cores are shared by servers and tests: set threads explicitly, let waiting threads sleep
-export OMP_WAIT_POLICY ?= passive
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 

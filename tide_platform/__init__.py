@@ -1,3 +1,3 @@
-"""TIDE Platform keeps speculative decoding fast: it fine-tunes the draft of a running server on its own traffic."""
+"""TIDE Platform keeps speculative decoding fast: it fine-tunes the served draft on live traffic."""
 
 __version__ = "0.1.0"

@@ -36,8 +36,7 @@ class RingReader:
         self.ring = ring
 
     def peek(self) -> Record | None:
-        """The next record, ``None`` where the ring is empty. Raises :class:`RingUnusable` on anything else.
-        """
+        """The next record, ``None`` where the ring is empty. Raises :class:`RingUnusable` on others."""
         ring = self.ring
         while ring.tail < ring.head:
             start = ring.tail

@@ -44,7 +44,8 @@ class StreamMeta:
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> "StreamMeta":
-        return cls(**(raw | {"aux_layer_ids": tuple(raw["aux_layer_ids"])}))
+        fields: dict[str, Any] = raw | {"aux_layer_ids": tuple(raw["aux_layer_ids"])}
+        return cls(**fields)
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ class SampleMeta:
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> "SampleMeta":
-        return cls(**(raw | {"flags": tuple(raw["flags"])}))
+        fields: dict[str, Any] = raw | {"flags": tuple(raw["flags"])}
+        return cls(**fields)
 
 
 @dataclass(frozen=True)

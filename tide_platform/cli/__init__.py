@@ -7,7 +7,9 @@ import typer
 
 from tide_platform.config import TideError
 
-app = typer.Typer(name="tide", no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+app = typer.Typer(
+    name="tide", no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False
+)
 
 # module of tide_platform.cli -> its `app` (a group) or `command` (one command)
 GROUPS = ("target", "workload", "draft", "samples", "config")

@@ -1,4 +1,4 @@
-"""Configuration, paths, digests and the root of the errors: the bottom layer, imports nothing of the others."""
+"""Configuration, paths, digests, the root of the errors: the bottom layer, imports nothing of the others."""
 
 from tide_platform.config.digest import draft_digest, target_digest
 from tide_platform.config.errors import ConfigError, TideError

@@ -36,8 +36,8 @@ def draft_digest(folder: Path) -> str:
 
 
 def target_digest(folder: Path) -> str:
-    """Digest of a target folder, cheap for any size: config, tokenizer, and of each ``*.safetensors`` file its
-    name, size, first and last MiB (the header with every tensor's name and shape is in the first).
+    """Digest of a target folder, cheap for any size: config, tokenizer, and of each ``*.safetensors`` file
+    its name, size, first and last MiB (the header with every tensor's name and shape is in the first).
 
     Returns the first 16 hexadecimal digits of a SHA-256. Raises :class:`FolderIncomplete`.
     """

@@ -1,4 +1,4 @@
-"""What ``tide serve`` tells the plugin inside the SGLang processes: one JSON file, named by TIDE_ENGINE_CONFIG."""
+"""What ``tide serve`` tells the plugin inside SGLang: one JSON file, named by TIDE_ENGINE_CONFIG."""
 
 import os
 from pathlib import Path

@@ -18,8 +18,8 @@ NOT_SETTINGS = {"TIDE_HOME", "TIDE_CONFIG", "TIDE_ENGINE_CONFIG", "TIDE_ADMIN_KE
 def load_settings(path: Path | None = None, environ: dict[str, str] | None = None) -> Settings:
     """The configuration of ``path``, else of the file that ``TIDE_CONFIG`` names, else the defaults.
 
-    ``TIDE_SERVING__PORT=31000`` overrides ``serving.port``; values are read as YAML. Raises :class:`ConfigError`,
-    which names the file or variable and the setting.
+    ``TIDE_SERVING__PORT=31000`` overrides ``serving.port``; values are read as YAML. Raises
+    :class:`ConfigError`, which names the file or variable and the setting.
     """
     environ = dict(os.environ) if environ is None else environ
     if path is None and environ.get("TIDE_CONFIG"):

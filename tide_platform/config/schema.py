@@ -17,24 +17,26 @@ class Serving(Section):
 
     device: Literal["cpu", "cuda", "rocm"] = "cpu"
     host: str = "127.0.0.1"
-    port: int = Field(30000, ge=1, le=65535)
+    port: int = Field(default=30000, ge=1, le=65535)
     python: Path | None = (
         None  # interpreter with SGLang; None: .venv-serving beside the project, else this one
     )
-    k: int = Field(2, ge=0, le=16)  # speculative steps; 0 serves the target alone
+    k: int = Field(default=2, ge=0, le=16)  # speculative steps; 0 serves the target alone
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    context_length: int = Field(1024, ge=16)
-    max_running_requests: int = Field(16, ge=1)
-    max_total_tokens: int | None = Field(16384, ge=64)  # KV cache slots; None lets SGLang measure (GPU)
+    context_length: int = Field(default=1024, ge=16)
+    max_running_requests: int = Field(default=16, ge=1)
+    max_total_tokens: int | None = Field(
+        default=16384, ge=64
+    )  # KV cache slots; None lets SGLang measure (GPU)
     radix_cache: bool = True
     chunked_prefill_size: int = 2048  # tokens; -1 never splits a prompt
-    threads: int = Field(2, ge=1)  # OMP_NUM_THREADS of the server
-    tp_size: int = Field(1, ge=1)
+    threads: int = Field(default=2, ge=1)  # OMP_NUM_THREADS of the server
+    tp_size: int = Field(default=1, ge=1)
     attention_backend: str | None = None  # None: torch_native on CPU, else SGLang's own choice
     accept_lossy: bool = False  # serve although the verify rule changes what is said
-    accept_threshold_single: float = Field(1.0, gt=0, le=1)  # below 1 is lossy
-    accept_threshold_acc: float = Field(1.0, gt=0, le=1)  # below 1 is lossy
-    ready_timeout_s: float = Field(300, gt=0)
+    accept_threshold_single: float = Field(default=1.0, gt=0, le=1)  # below 1 is lossy
+    accept_threshold_acc: float = Field(default=1.0, gt=0, le=1)  # below 1 is lossy
+    ready_timeout_s: float = Field(default=300, gt=0)
     log_level: str = "warning"
 
 
@@ -43,13 +45,15 @@ class Capture(Section):
 
     enabled: bool = True
     default: Literal["allow", "deny"] = "allow"  # for requests that do not say
-    sampling_rate: float = Field(1.0, ge=0, le=1)  # share of requests kept, by hash of the request
+    sampling_rate: float = Field(default=1.0, ge=0, le=1)  # share of requests kept, by hash of the request
     deny_tenants: list[str] = []  # tenants that are never captured, whatever a request says
-    teacher_k: int = Field(64, ge=1, le=128)  # top-K log-probabilities kept a row
-    ring_bytes: int = Field(256 << 20, ge=1 << 20)  # shared memory between server and spool
-    max_sample_tokens: int = Field(4096, ge=16)  # a longer request is stored as stretches of this length
-    segment_bytes: int = Field(32 << 20, ge=1 << 16)  # a segment is sealed at this size ...
-    segment_seconds: float = Field(2.0, gt=0)  # ... or at this age
+    teacher_k: int = Field(default=64, ge=1, le=128)  # top-K log-probabilities kept a row
+    ring_bytes: int = Field(default=256 << 20, ge=1 << 20)  # shared memory between server and spool
+    max_sample_tokens: int = Field(
+        default=4096, ge=16
+    )  # a longer request is stored as stretches of this length
+    segment_bytes: int = Field(default=32 << 20, ge=1 << 16)  # a segment is sealed at this size ...
+    segment_seconds: float = Field(default=2.0, gt=0)  # ... or at this age
 
 
 class Storage(Section):
@@ -65,51 +69,56 @@ class Storage(Section):
 class Ingest(Section):
     """Sealed segments into the dataset (`tide ingest`)."""
 
-    commit_bytes: int = Field(64 << 20, ge=1 << 16)  # a commit holds about so many at most
-    commit_seconds: float = Field(2.0, ge=0)  # ... and waits for no more than so long
-    poll_seconds: float = Field(0.5, gt=0)
+    commit_bytes: int = Field(default=64 << 20, ge=1 << 16)  # a commit holds about so many at most
+    commit_seconds: float = Field(default=2.0, ge=0)  # ... and waits for no more than so long
+    poll_seconds: float = Field(default=0.5, gt=0)
 
 
 class Window(Section):
     """When samples become a training run."""
 
-    min_samples: int = Field(128, ge=2)
-    validation_share: float = Field(0.15, gt=0, lt=1)  # by hash of the request
-    max_attempts: int = Field(3, ge=1)
-    sensor_seconds: int = Field(5, ge=1)
+    min_samples: int = Field(default=128, ge=2)
+    validation_share: float = Field(default=0.15, gt=0, lt=1)  # by hash of the request
+    max_attempts: int = Field(default=3, ge=1)
+    sensor_seconds: int = Field(default=5, ge=1)
     start_timeout_s: float = Field(
-        180, gt=0
+        default=180, gt=0
     )  # a launched run that has not taken its window by then is given up
-    lease_s: float = Field(120, ge=10)  # a run that gave no sign of life for so long is taken for dead
+    lease_s: float = Field(
+        default=120, ge=10
+    )  # a run that gave no sign of life for so long is taken for dead
+    retry_s: float = Field(default=15, ge=0)  # before the second attempt; twice as long before each later one
 
 
 class Training(Section):
     """Fine-tuning in the cycle."""
 
-    unroll_steps: int = Field(3, ge=1, le=8)  # draft steps the objective unrolls (design: K)
-    epochs: int = Field(4, ge=1)
-    batch_size: int = Field(8, ge=1)  # samples an optimizer step
-    learning_rate: float = Field(4e-4, gt=0)
-    warmup_ratio: float = Field(0.05, ge=0, lt=1)
-    min_lr_ratio: float = Field(0.1, ge=0, le=1)
-    max_grad_norm: float = Field(1.0, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    max_length: int = Field(1024, ge=16)  # tokens of a sample used in training
-    reference_ratio: float = Field(1.0, ge=0)  # reference samples replayed for each sample of the window
+    unroll_steps: int = Field(default=3, ge=1, le=8)  # draft steps the objective unrolls (design: K)
+    epochs: int = Field(default=4, ge=1)
+    batch_size: int = Field(default=8, ge=1)  # samples an optimizer step
+    learning_rate: float = Field(default=4e-4, gt=0)
+    warmup_ratio: float = Field(default=0.05, ge=0, lt=1)
+    min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_length: int = Field(default=1024, ge=16)  # tokens of a sample used in training
+    reference_ratio: float = Field(
+        default=1.0, ge=0
+    )  # reference samples replayed for each sample of the window
     autocast: bool = True  # bf16 matrix products, fp32 masters
-    threads: int = Field(2, ge=1)
+    threads: int = Field(default=2, ge=1)
     seed: int = 0
 
 
 class Gate(Section):
     """Champion against challenger (acceptance replay, paired)."""
 
-    confidence: float = Field(0.95, gt=0.5, lt=1)
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
     min_gain: float = Field(
-        0.02, ge=0
+        default=0.02, ge=0
     )  # challenger/champion acceptance length - 1, lower bound, on the window
     reference_floor: float = Field(
-        0.97, gt=0, le=1
+        default=0.97, gt=0, le=1
     )  # challenger/champion acceptance length on the reference set
 
 
@@ -125,17 +134,17 @@ class Ledger(Section):
 class Stack(Section):
     """Ports of the local stack (`tide stack`, `tide demo`) on 127.0.0.1; the server's is serving.port."""
 
-    s3_port: int = Field(8333, ge=1, le=65535)
-    mlflow_port: int = Field(5050, ge=1, le=65535)
-    dagster_port: int = Field(3070, ge=1, le=65535)
-    ready_timeout_s: float = Field(default=300, gt=0)  # for each service but the server (serving.ready_timeout_s)
+    s3_port: int = Field(default=8333, ge=1, le=65535)
+    mlflow_port: int = Field(default=5050, ge=1, le=65535)
+    dagster_port: int = Field(default=3070, ge=1, le=65535)
+    ready_timeout_s: float = Field(default=300, gt=0)  # for each service but the server
 
 
 class Settings(Section):
     """A deployment: one served target with its line of drafts."""
 
     config_version: Literal[1] = CONFIG_VERSION
-    deployment: str = Field("demo", pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")
+    deployment: str = Field(default="demo", pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")
     target: Path | None = None  # a Hugging Face folder; None: the prepared SmolLM2-135M-Instruct
     draft: Path | None = None  # the first champion; None: the draft that ships with the project
     state: Path = Path(".tide")  # spool, staged drafts, logs, sockets

@@ -2,6 +2,7 @@
 registry.
 """
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ from tide_platform.serving.drafts import resolve_draft, stage_draft
 if TYPE_CHECKING:
     from tide_platform.registry.mlflow_registry import DraftVersion
     from tide_platform.serving.client import SglangClient
+
+SERVER_POLL_S = 2.0
 
 
 class NothingServed(TideError):
@@ -62,12 +65,26 @@ def connect(settings: Settings) -> "SglangClient":
 
 
 def served_digest(settings: Settings) -> str:
-    """Digest of the draft that the server serves now. Raises :class:`NothingServed`."""
+    """Digest of the served draft. Raises :class:`NothingServed` or
+    :class:`ServerUnreachable`.
+
+    A server that is just starting again is waited for, as long as it may take to start.
+    """
+    from tide_platform.serving.client import ServerUnreachable
+
+    end = time.monotonic() + settings.serving.ready_timeout_s
     with connect(settings) as client:
-        digest = client.status()["draft_digest"]
-        if not digest:
-            raise NothingServed(client.base_url)
-        return digest
+        while True:
+            try:
+                digest = client.status()["draft_digest"]
+            except ServerUnreachable:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(SERVER_POLL_S)
+                continue
+            if not digest:
+                raise NothingServed(client.base_url)
+            return digest
 
 
 def ensure_champion(settings: Settings) -> Champion:

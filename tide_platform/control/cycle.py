@@ -158,6 +158,7 @@ def deploy_window(turn: Turn) -> Deployed:
     registry = DraftRegistry(settings)
     with turn.hold() as held, connect(settings) as client:
         challenger = _challenger(held.record)
+        served_digest(settings)  # waits for a server that is just starting again
 
         def passed_against(champion: str) -> bool:
             verdict = ledger.verdict(turn.key.deployment, challenger, champion)

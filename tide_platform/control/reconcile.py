@@ -86,6 +86,9 @@ def tick(
         next_up = next((record for record in settled if record is not None), None)
     if next_up is None or next_up.holder is not None or next_up.state.final:
         return result
+    if (pause := _pause(settings, next_up, clock())) > 0:
+        result.notes.append(f"{next_up.key}: attempt {next_up.attempt} in {pause:.0f} s")
+        return result
     if runs.of_attempt(next_up.key, next_up.attempt) is None:
         result.request = next_up
         result.notes.append(
@@ -108,6 +111,13 @@ def _cut(settings: Settings, ledger: Ledger, store: Store, result: Tick) -> None
         result.notes.append(
             f"{rows} rows at version {version}; at most {waiting} of {minimum} samples for a window"
         )
+
+
+def _pause(settings: Settings, record: WindowRecord, now: float) -> float:
+    """Seconds until the current attempt may start: an outage must not use all attempts up at once."""
+    if record.attempt == 1:
+        return 0.0
+    return record.updated_at + settings.window.retry_s * 2 ** (record.attempt - 2) - now
 
 
 def _settle_held(

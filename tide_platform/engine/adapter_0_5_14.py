@@ -78,6 +78,7 @@ class Hooks:
             f"{srt}managers.tokenizer_manager.TokenizerManager.update_weights_from_disk": refuse_disk_update,
             f"{srt}entrypoints.http_server._setup_and_run_http_server": self.on_http_server,
             f"{srt}utils.auth.add_api_key_middleware": on_key_middleware,
+            f"{srt}utils.auth.decide_request_auth": on_key_decision,
         }
         for source in ("disk", "distributed", "tensor", "ipc"):
             targets[f"{updater}update_weights_from_{source}"] = refuse_update
@@ -298,6 +299,12 @@ def on_key_middleware(original: Callable, app: Any, *, api_key: str | None, admi
     The key is kept out of ServerArgs: SGLang prints those, and ``/server_info`` shows them to anyone.
     """
     return original(app, api_key=api_key, admin_api_key=admin_api_key or routes.environment_key())
+
+
+def on_key_decision(original: Callable, *, authorization_header: str | None, **named: Any) -> Any:
+    """SGLang's comparison raises on a header that is not ASCII; such a header holds no key."""
+    header = authorization_header if authorization_header and authorization_header.isascii() else None
+    return original(authorization_header=header, **named)
 
 
 def protect(route: Any) -> None:

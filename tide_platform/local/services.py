@@ -63,7 +63,7 @@ def environment(layout: Layout, keys: dict[str, str], environ: Mapping[str, str]
         if not name.startswith(PREFIX) or name in NOT_SETTINGS - {"TIDE_CONFIG"}
     }
     return (
-        {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         | kept
         | keys
         | {

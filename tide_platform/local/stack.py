@@ -96,15 +96,16 @@ class Stack:
         self._kept = True
 
     def down(self) -> None:
-        """End every process of the stack; whatever state it is in."""
+        """End every process of the stack; nothing where another process drives it."""
+        if self._lock is None:
+            return
         try:
             if self.supervisor.alive():
                 self.supervisor.shutdown(last=names.STORAGE)
         finally:
             end_leftovers(self.layout.state)
-            if self._lock:
-                self._lock.close()
-                self._lock = None
+            self._lock.close()
+            self._lock = None
 
     def addresses(self) -> dict[str, str]:
         return addresses(self.settings)

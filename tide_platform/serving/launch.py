@@ -114,8 +114,11 @@ def server_env(settings: Settings) -> dict[str, str]:
         env |= {
             "SGLANG_USE_CPU_ENGINE": "1",
             "TORCHDYNAMO_DISABLE": "1",  # stock CPU layers would compile for minutes on the first request
-            # threads that spin at a barrier take the core from the spool, the clients and the trainer
+            # a thread waits a few milliseconds at a barrier, then sleeps: a round is hundreds of short parallel
+            # regions, and waking a sleeper for each costs a third of the speed; spinning on when there is no
+            # work would take the core from the spool, the clients and the trainer
             "OMP_WAIT_POLICY": "passive",
+            "GOMP_SPINCOUNT": "200000",
             # keep freed activations in the heap: mapping and clearing their pages again costs each round
             "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
             "MALLOC_TRIM_THRESHOLD_": str(4 << 30),

@@ -93,6 +93,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     settings = Settings(state=tmp_path)
+    settings.window.retry_s = 0
     settings.storage.uri = str(tmp_path / "store")
     settings.ledger.url = f"sqlite:///{tmp_path}/ledger.db"
     (tmp_path / "tide.yaml").write_text(dump_settings(settings))

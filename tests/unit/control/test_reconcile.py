@@ -47,6 +47,7 @@ class World:
         self.now = 1000.0
         self.settings = Settings()
         self.settings.window.min_samples = 10
+        self.settings.window.retry_s = 0
         self.ledger = Ledger(f"sqlite:///{folder}/ledger.db", clock=lambda: self.now)
         self.data, self.runs, self.tips = Data(), FakeRuns(), 0
 
@@ -206,3 +207,16 @@ def test_an_orchestrator_that_forgot_its_runs_loses_no_window(world: World):
     assert requested(world.tick()) is None
     world.now += world.settings.window.lease_s + 1
     assert requested(world.tick()) == ("demo/w00001", 2)
+
+
+def test_an_outage_does_not_use_all_attempts_up_at_once(world: World):
+    world.settings.window.retry_s = 15
+    world.land(10)
+    world.tick()
+    for attempt, pause in ((1, 15), (2, 30)):
+        world.runs.add(KEY, attempt, "failure", world.now)
+        assert requested(world.tick()) is None
+        world.now += pause - 1
+        assert requested(world.tick()) is None
+        world.now += 1
+        assert requested(world.tick()) == ("demo/w00001", attempt + 1)

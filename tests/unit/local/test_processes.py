@@ -86,6 +86,10 @@ def test_one_owner_at_a_time(tmp_path: Path) -> None:
     first._take_lock()
     with pytest.raises(StackBusy, match=str(os.getpid())):
         second._take_lock()
+    running = _sleeper(tmp_path)
+    second.down()
+    assert running.poll() is None, "the refused one ended what is not its own"
     first.down()
+    assert running.poll() is not None
     second._take_lock()
     second.down()
