@@ -24,7 +24,7 @@ from tide_platform.serving.processes import end_tree, start_child, tail, tree
 from tide_platform.serving.target_folder import check_target
 
 KEY = "integration-test-key"
-READY_SECONDS = 240
+READY_SECONDS = 300
 AUX_LAYERS = (2, 15, 27)
 
 

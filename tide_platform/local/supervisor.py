@@ -18,7 +18,7 @@ from tide_platform.local.layout import Layout
 from tide_platform.local.secrets import write_private
 from tide_platform.local.services import Service, tool
 
-_START_S = 15
+_START_S = 60
 ENDED = ("EXITED", "FATAL", "STOPPED", "UNKNOWN")
 
 

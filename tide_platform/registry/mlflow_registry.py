@@ -76,6 +76,9 @@ class DraftRegistry:
         self._experiment_name = settings.registry.experiment
         if self.uri.startswith("sqlite:///"):
             Path(self.uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        # a server decides itself; MLflow alone would put artifacts into a folder of wherever we happen to run
+        served = self.uri.startswith(("http://", "https://"))
+        self._artifacts = None if served else (settings.state / "mlflow-artifacts").resolve().as_uri()
         self._client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
 
     # --- runs
@@ -211,7 +214,7 @@ class DraftRegistry:
         if found is not None:
             return found.experiment_id
         try:
-            return self._client.create_experiment(self._experiment_name)
+            return self._client.create_experiment(self._experiment_name, self._artifacts)
         except MlflowException as error:
             found = self._client.get_experiment_by_name(
                 self._experiment_name

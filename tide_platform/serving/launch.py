@@ -113,10 +113,10 @@ def server_env(settings: Settings) -> dict[str, str]:
     if serving.device == "cpu":
         env |= {
             "SGLANG_USE_CPU_ENGINE": "1",
-            "TORCHDYNAMO_DISABLE": "1",  # stock CPU layers would compile for minutes on the first request
-            # a thread waits a few milliseconds at a barrier, then sleeps: a round is hundreds of short parallel
-            # regions, and waking a sleeper for each costs a third of the speed; spinning on when there is no
-            # work would take the core from the spool, the clients and the trainer
+            "TORCHDYNAMO_DISABLE": "1",  # stock CPU layers would compile for minutes
+            # a thread waits a few milliseconds at a barrier, then sleeps: a round is hundreds of short
+            # parallel regions, and waking a sleeper for each costs a third of the speed; spinning on when
+            # there is no work would take the core from the spool, the clients and the trainer
             "OMP_WAIT_POLICY": "passive",
             "GOMP_SPINCOUNT": "200000",
             # keep freed activations in the heap: mapping and clearing their pages again costs each round
