@@ -96,15 +96,14 @@ class Training(Section):
     unroll_steps: int = Field(default=3, ge=1, le=8)  # draft steps the objective unrolls (design: K)
     epochs: int = Field(default=4, ge=1)
     batch_size: int = Field(default=8, ge=1)  # samples an optimizer step
-    learning_rate: float = Field(default=4e-4, gt=0)
+    learning_rate: float = Field(default=3e-4, gt=0)
     warmup_ratio: float = Field(default=0.05, ge=0, lt=1)
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     max_grad_norm: float = Field(default=1.0, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     max_length: int = Field(default=1024, ge=16)  # tokens of a sample used in training
-    reference_ratio: float = Field(
-        default=1.0, ge=0
-    )  # reference samples replayed for each sample of the window
+    # reference samples replayed for each sample of the window
+    reference_ratio: float = Field(default=1.0, ge=0)
     autocast: bool = True  # bf16 matrix products, fp32 masters
     threads: int = Field(default=2, ge=1)
     seed: int = 0
@@ -117,9 +116,8 @@ class Gate(Section):
     min_gain: float = Field(
         default=0.02, ge=0
     )  # challenger/champion acceptance length - 1, lower bound, on the window
-    reference_floor: float = Field(
-        default=0.97, gt=0, le=1
-    )  # challenger/champion acceptance length on the reference set
+    # challenger/champion acceptance length on the reference set
+    reference_floor: float = Field(default=0.95, gt=0, le=1)
 
 
 class Registry(Section):

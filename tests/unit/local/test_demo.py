@@ -171,7 +171,11 @@ def _outcome(settings: Settings, folder: Path, state: str, served: str) -> Outco
         figures=figures,
         general=general,
         held_out=32,
-        moments=[Moment(float(i), "static", "traffic", 10, 4) for i in range(20)],
+        moments=[
+            Moment(float(i), "static", phase, 10, 4)
+            for phase in ("reference", "static", "general", "traffic")
+            for i in range(20)
+        ],
         dropped=0,
         addresses={"Dagster": "http://127.0.0.1:3070"},
         folder=folder,

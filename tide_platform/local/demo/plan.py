@@ -11,16 +11,16 @@ GENERAL_PROMPTS = 24
 REFERENCE_SAMPLES, REFERENCE_CONCURRENCY = 160, 16
 TRAFFIC_LEVELS = (4, 8, 16)
 HEADLINE = Load(concurrency=8, prompts=32, new_tokens=NEW_TOKENS, required=True)
-# the figures at other levels are for the plot: fewer prompts, and left out when time runs short
+# the figures at other levels are for the plot: left out when time runs short
 LOADS = (
     HEADLINE,
-    Load(concurrency=4, prompts=16, new_tokens=NEW_TOKENS),
+    Load(concurrency=4, prompts=32, new_tokens=NEW_TOKENS),
     Load(concurrency=1, prompts=6, new_tokens=48),
 )
 GENERAL_LOAD = Load(concurrency=8, prompts=GENERAL_PROMPTS, new_tokens=NEW_TOKENS, required=True)
 WINDOW_TIMEOUT_S, CYCLE_TIMEOUT_S = 90.0, 900.0
 # tokens a second expected of the speculative server, for the budget only
-_RATE = {1: 13.0, 4: 45.0, 8: 75.0, 16: 110.0}
+_RATE = {1: 20.0, 4: 65.0, 8: 100.0, 16: 120.0}
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def phases(options: Options) -> list[Phase]:
     passes = sum(load_seconds(load) for load in LOADS)
     traffic = sum(size * NEW_TOKENS / _RATE[level] for level, size in level_sizes(options.samples).items())
     reference = REFERENCE_SAMPLES * 70 / _RATE[REFERENCE_CONCURRENCY]  # general answers are shorter
-    train = 20 + 1.2 * options.samples
+    train = 30 + 0.8 * options.samples
     return [
         Phase("stack", "starting object storage, MLflow, Dagster and the server without speculation", 60),
         Phase("plain", "measuring the server without speculation", passes),

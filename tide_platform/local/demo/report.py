@@ -11,6 +11,8 @@ from tide_platform.local.demo.summary import Summary
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 COLOURS = {"plain": "#8a8f98", "static": "#c8553d", "adapted": "#2a7f62"}
 
+_SENT = ("traffic", "reference")  # phases whose requests are captured
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -65,8 +67,8 @@ def plot_acceptance(moments: Sequence[Moment]) -> str:
     figure, axes = _figure()
     for (draft, phase), group in _groups(moments).items():
         points = [_merge(group[first : first + 8]) for first in range(0, len(group), 8)]
-        style = "-o" if phase == "traffic" else "--s"
-        label = f"{draft}, {'traffic' if phase == 'traffic' else 'held_out'}"
+        style = "-o" if phase in _SENT else "--s"
+        label = f"{draft}, {phase if phase in _SENT or phase == 'general' else 'held_out'}"
         known = label in axes.get_legend_handles_labels()[1]
         axes.plot(
             *zip(*points, strict=True),

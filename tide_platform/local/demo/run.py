@@ -73,7 +73,9 @@ def load_prompts(settings: Settings, options: plan.Options, screen: Screen) -> P
         traffic=load_workload(options.workload, TRAFFIC),
         held_out=load_workload(options.workload, HELD_OUT, plan.HEADLINE.prompts),
         general=load_workload("general", HELD_OUT, plan.GENERAL_PROMPTS),
-        reference=general[: plan.REFERENCE_SAMPLES],
+        # from the end: the base draft was trained on the first of them (drafts/README.md), and a reference
+        # that a draft knows by heart measures its memory, which any fine-tuning loses
+        reference=general[-plan.REFERENCE_SAMPLES :],
     )
 
 
@@ -219,7 +221,7 @@ class Demo:
             if not missing:
                 self.screen.say("  the dataset has them")
                 return
-            captured_traffic(self.bench, missing, "reference", plan.REFERENCE_CONCURRENCY, "reference")
+            captured_traffic(self.bench, missing, "static", plan.REFERENCE_CONCURRENCY, "reference")
             with self.screen.status() as show:
                 wait_landed(self.settings, "reference", len(self.prompts.reference), show)
 
