@@ -30,7 +30,6 @@ class EngineConfig(BaseModel):
     teacher_k: int
     ring_path: Path | None  # the shared-memory file between the scheduler and the spool; None: no capture
     ring_bytes: int
-    max_sample_tokens: int
 
     @classmethod
     def from_environment(cls) -> "EngineConfig | None":

@@ -25,9 +25,8 @@ class Serving(Section):
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     context_length: int = Field(default=1024, ge=16)
     max_running_requests: int = Field(default=16, ge=1)
-    max_total_tokens: int | None = Field(
-        default=16384, ge=64
-    )  # KV cache slots; None lets SGLang measure (GPU)
+    # KV cache slots; None lets SGLang measure (GPU)
+    max_total_tokens: int | None = Field(default=16384, ge=64)
     radix_cache: bool = True
     chunked_prefill_size: int = 2048  # tokens; -1 never splits a prompt
     threads: int = Field(default=2, ge=1)  # OMP_NUM_THREADS of the server
@@ -49,9 +48,8 @@ class Capture(Section):
     deny_tenants: list[str] = []  # tenants that are never captured, whatever a request says
     teacher_k: int = Field(default=64, ge=1, le=128)  # top-K log-probabilities kept a row
     ring_bytes: int = Field(default=256 << 20, ge=1 << 20)  # shared memory between server and spool
-    max_sample_tokens: int = Field(
-        default=4096, ge=16
-    )  # a longer request is stored as stretches of this length
+    # a longer request is stored as stretches of this length
+    max_sample_tokens: int = Field(default=4096, ge=16)
     segment_bytes: int = Field(default=32 << 20, ge=1 << 16)  # a segment is sealed at this size ...
     segment_seconds: float = Field(default=2.0, gt=0)  # ... or at this age
 
@@ -81,12 +79,10 @@ class Window(Section):
     validation_share: float = Field(default=0.15, gt=0, lt=1)  # by hash of the request
     max_attempts: int = Field(default=3, ge=1)
     sensor_seconds: int = Field(default=5, ge=1)
-    start_timeout_s: float = Field(
-        default=180, gt=0
-    )  # a launched run that has not taken its window by then is given up
-    lease_s: float = Field(
-        default=120, ge=10
-    )  # a run that gave no sign of life for so long is taken for dead
+    # a launched run that has not taken its window by then is given up
+    start_timeout_s: float = Field(default=180, gt=0)
+    # a run that gave no sign of life for so long is taken for dead
+    lease_s: float = Field(default=120, ge=10)
     retry_s: float = Field(default=15, ge=0)  # before the second attempt; twice as long before each later one
 
 
@@ -113,9 +109,8 @@ class Gate(Section):
     """Champion against challenger (acceptance replay, paired)."""
 
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
-    min_gain: float = Field(
-        default=0.02, ge=0
-    )  # challenger/champion acceptance length - 1, lower bound, on the window
+    # challenger/champion acceptance length - 1, lower bound, on the window
+    min_gain: float = Field(default=0.02, ge=0)
     # challenger/champion acceptance length on the reference set
     reference_floor: float = Field(default=0.95, gt=0, le=1)
 

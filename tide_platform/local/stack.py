@@ -73,11 +73,12 @@ class Stack:
         """Start the services ``wanted`` and wait until all are ready; returns seconds until ready by name.
 
         Object storage goes first, since the others use it from their first second on. Dagster's daemon goes
-        after the server: a run that it starts may deploy at once. The rest start together.
+        last: a run that it starts may deploy at once, so the server must be there, and of two processes that
+        make the tables of a fresh Dagster home at once one fails. The rest start together.
         Raises :class:`~tide_platform.local.errors.ServiceFailed`.
         """
         wanted = list(wanted)
-        waves = {names.STORAGE: 0, names.DAEMON: 2 if names.SERVER in wanted else 1}
+        waves = {names.STORAGE: 0, names.DAEMON: 2}
         seconds: dict[str, float] = {}
         for wave in range(3):
             seconds |= self._launch([name for name in wanted if waves.get(name, 1) == wave])

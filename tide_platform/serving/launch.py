@@ -63,7 +63,6 @@ def plan_launch(
         teacher_k=settings.capture.teacher_k,
         ring_path=ring,
         ring_bytes=settings.capture.ring_bytes,
-        max_sample_tokens=settings.capture.max_sample_tokens,
     )
     config_path = state / "engine.json"
     return LaunchPlan(

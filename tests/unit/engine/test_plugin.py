@@ -28,7 +28,6 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         teacher_k=4,
         ring_path=tmp_path / "ring",
         ring_bytes=1 << 20,
-        max_sample_tokens=64,
     )
     path = tmp_path / "engine.json"
     path.write_text(config.model_dump_json())

@@ -130,7 +130,6 @@ def test_what_the_plugin_is_told():
         "teacher_k": 64,
         "ring_path": "/state/spool/server.ring",
         "ring_bytes": 256 << 20,
-        "max_sample_tokens": 4096,
     }
 
 
