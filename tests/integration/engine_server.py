@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.free_ports import free_port
 from tide_platform.capture.record import Sample
 from tide_platform.capture.segment import read_segment
 from tide_platform.capture.spool import sealed_segments
@@ -107,7 +107,7 @@ def start_server(
     Raises AssertionError with the end of the log where the server does not come up.
     """
     settings = Settings(deployment="engine-test", target=target, state=folder / "state")
-    settings.serving.port, settings.serving.k = _free_port(), 2 if draft else 0
+    settings.serving.port, settings.serving.k = free_port(), 2 if draft else 0
     settings.capture.ring_bytes, settings.capture.segment_bytes = 64 << 20, 8 << 20
     settings.capture.segment_seconds = 0.5
     for name, value in ({"dtype": "float32", "threads": 1} | serving).items():
@@ -157,9 +157,3 @@ def _wait_ready(server: EngineServer) -> None:
                 pass
             time.sleep(0.5)
     raise AssertionError(f"SGLang did not come up:\n{tail(server.log, 60)}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

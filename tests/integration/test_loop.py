@@ -5,7 +5,6 @@ One run is killed on the way: the window must not be lost.
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import psutil
 import pytest
 import yaml
 
+from tests.free_ports import free_port
 from tide_platform.config import Settings, draft_digest, load_settings
 from tide_platform.control import cycle
 from tide_platform.control.champion import ensure_champion
@@ -101,9 +101,7 @@ class Loop:
 
 
 def configuration(folder: Path, draft: Path) -> dict[str, object]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     return {
         "target": str(TINY),
         "draft": str(draft),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import psutil
 import pytest
 import yaml
 
+from tests.free_ports import free_port
 from tide_platform.capture.spool import sealed_segments
 from tide_platform.config import load_settings
 from tide_platform.draft.checkpoint import load_target_parts, new_draft, save_draft
@@ -33,9 +33,7 @@ class Serve:
     """``tide serve`` as a user runs it."""
 
     def __init__(self, folder: Path, draft: Path, *options: str, env: dict[str, str] | None = None):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         raw = {
             "target": str(TINY),
             "draft": str(draft),

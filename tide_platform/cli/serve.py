@@ -14,7 +14,7 @@ def command(
     draft: Annotated[
         Path | None, typer.Option(help="Overrides `draft`, and a champion deployed since.")
     ] = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Overrides `serving.port`.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=55535, help="Overrides `serving.port`.")] = None,
     k: Annotated[
         int | None, typer.Option(min=0, max=16, help="Overrides `serving.k`; 0 serves the target alone.")
     ] = None,

@@ -17,7 +17,7 @@ class Serving(Section):
 
     device: Literal["cpu", "cuda", "rocm"] = "cpu"
     host: str = "127.0.0.1"
-    port: int = Field(default=30000, ge=1, le=65535)
+    port: int = Field(default=30000, ge=1, le=55535)  # SGLang takes port + 10000 as well, for gRPC
     python: Path | None = (
         None  # interpreter with SGLang; None: .venv-serving beside the project, else this one
     )

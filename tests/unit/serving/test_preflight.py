@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.free_ports import free_port as unused
 from tests.unit.serving.fakes import write_target
 from tide_platform.config import Settings, TideError
 from tide_platform.draft.checkpoint import load_target_parts, new_draft, save_draft
@@ -28,9 +29,7 @@ def settings(**serving: object) -> Settings:
 
 @pytest.fixture
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return unused()
 
 
 def test_busy_port_names_port_holder_and_setting():
