@@ -13,7 +13,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-integration lint lock docs clean
+.PHONY: help setup demo test test-faults test-unit test-integration lint lock docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -49,9 +49,12 @@ demo: setup  ## serve, capture, fine-tune, validate and deploy a draft on this m
 	.venv/bin/tide demo $(DEMO_ARGS)
 
 test: setup lint  ## the test suite: fast unit tests first, then real services (20 minutes)
-	.venv/bin/pytest
+	.venv/bin/pytest -m "not faults"
 
-test-unit: setup  ## unit tests only (seconds)
+test-faults: setup  ## the slow ones: the whole stack killed, interrupted, restarted (10 minutes)
+	.venv/bin/pytest -m faults
+
+test-unit: setup  ## unit tests only (two minutes)
 	.venv/bin/pytest tests/unit
 
 test-integration: setup  ## tests against real services only

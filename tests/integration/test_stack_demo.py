@@ -14,7 +14,7 @@ import pytest
 from tide_platform.local.demo.summary import Summary
 from tide_platform.local.leftovers import find_leftovers
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 HERE = Path(__file__).parent
 TINY = HERE.parent / "fixtures" / "tiny_target"

@@ -20,7 +20,7 @@ from tide_platform.local.ready import dagster_url
 from tide_platform.local.stack import Stack, stack_states
 from tide_platform.store.objects import ObjectStore
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 TIDE = [sys.executable, "-c", "from tide_platform.cli import main; main()"]
 # as `tide demo` does, with object storage alone: that is up in seconds
