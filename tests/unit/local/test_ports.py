@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from tests.free_ports import free_port
 from tide_platform.config import Settings
 from tide_platform.local.errors import PortTaken
 from tide_platform.local.ports import SETTINGS, check_ports, free_ports, inner_ports, is_free, with_free_ports
@@ -17,7 +18,7 @@ def settings() -> Settings:
 @pytest.fixture
 def listener():
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
+        sock.bind(("127.0.0.1", free_port()))
         sock.listen()
         yield sock.getsockname()[1]
 
