@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 # name -> (dtype, dimensions) of the tensors of a sample
 TENSORS: dict[str, tuple[str, int]] = {
     "input_ids": ("int32", 1),  # [T] tokens at start_pos .. start_pos+T-1
     "row_pos": ("int32", 1),  # [R] absolute position of each captured row, ascending
-    "aux": ("uint16", 2),  # [R, 3H] bf16 bits: residual stream entering the aux layers
+    # [R, 3H] bf16 bits: residual stream entering the aux layers; uint8 [n] where packed (packing.py)
+    "aux": ("uint16", 2),
     "teacher_pos": ("int32", 1),  # [M] absolute position p of each teacher row: log p(. given x[0..p])
     "teacher_ids": ("int32", 2),  # [M, K] most likely target ids, descending
     "teacher_logp": ("float16", 2),  # [M, K] their log-probabilities, raw (temperature 1, no penalties)
@@ -72,7 +73,8 @@ class SampleMeta:
     finish_reason: str
     dp_rank: int = 0
     adapter: str = ""
-    # truncated_context, penalties, grammar, aborted, retracted, stretch
+    aux_format: str = "bf16"  # bf16 | int8 | int4: how ``aux`` is held
+    # truncated_context, penalties, grammar, thinking, tool_calls, adaptive_k, aborted, retracted, stretch
     flags: tuple[str, ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
@@ -94,6 +96,8 @@ class Sample:
     def __post_init__(self) -> None:
         for name, (dtype, ndim) in TENSORS.items():
             array = self.tensors[name]
+            if name == "aux" and self.meta.aux_format != "bf16":
+                dtype, ndim = "uint8", 1
             if array.dtype != np.dtype(dtype) or array.ndim != ndim:
                 raise ValueError(f"{name}: {array.dtype}[{array.ndim}d], a sample holds {dtype}[{ndim}d]")
         if len(self.tensors["input_ids"]) != self.meta.num_tokens:

@@ -1,14 +1,13 @@
 """Cutting a growing dataset into windows, and dividing a window's samples. Pure: no Lance, no Dagster."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from tide_platform.capture.split import REFERENCE_TENANT, VALIDATION, point
 from tide_platform.config import TideError
 from tide_platform.control.ledger import Cut, Scan
 
-REFERENCE_TENANT = "reference"  # rows of this tenant are the frozen general set, never a window's
 REFERENCE_JUDGE_SHARE = 0.25  # of the reference set: for judging only, never replayed in training
 MAX_CUTS = 8  # windows a tick: a tick stays short however much landed while the daemon was down
 
@@ -103,7 +102,7 @@ def divide(
     By hash of the request: stretches of one request never stand on both sides, and the same request is on the
     same side in every window. Raises :class:`NoReference`.
     """
-    validation, train = halve(samples, validation_share, "validation")
+    validation, train = halve(samples, validation_share, VALIDATION)
     judge, replay = halve(reference, REFERENCE_JUDGE_SHARE, REFERENCE_TENANT)
     if not judge or not replay:
         raise NoReference(deployment, len(reference))
@@ -115,7 +114,7 @@ def halve(refs: Sequence[R], share: float, salt: str) -> tuple[list[R], list[R]]
 
     Of two requests or more, each side gets at least one: the lowest hash and the highest.
     """
-    points = {ref.request_id: _point(ref.request_id, salt) for ref in refs}
+    points = {ref.request_id: point(ref.request_id, salt) for ref in refs}
     if len(points) < 2:
         return [], list(refs)
     ranked = sorted(points, key=lambda request: (points[request], request))
@@ -124,9 +123,3 @@ def halve(refs: Sequence[R], share: float, salt: str) -> tuple[list[R], list[R]]
     return [ref for ref in refs if ref.request_id in inside], [
         ref for ref in refs if ref.request_id not in inside
     ]
-
-
-def _point(request_id: str, salt: str) -> float:
-    """A fixed point of [0, 1) for a request."""
-    digest = hashlib.sha256(f"{salt}:{request_id}".encode()).digest()
-    return int.from_bytes(digest[:6], "big") / (1 << 48)
