@@ -145,15 +145,18 @@ def stage(draft: Path, root: Path) -> Path:
 
 
 def _wait_ready(server: EngineServer) -> None:
-    until = time.monotonic() + READY_SECONDS
     with server.client(timeout=10) as client:
-        while time.monotonic() < until:
-            if server.children[0].poll() is not None:
-                break
-            try:
-                if client.get("/health").status_code == 200:
-                    return
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.5)
-    raise AssertionError(f"SGLang did not come up:\n{tail(server.log, 60)}")
+        wait_for_health(client, server.children[0], server.log)
+
+
+def wait_for_health(client: httpx.Client, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Raises AssertionError with the end of the log where the server ends first, or is too slow."""
+    until = time.monotonic() + READY_SECONDS
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            if client.get("/health", timeout=10).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.5)
+    raise AssertionError(f"SGLang did not come up:\n{tail(log, 60)}")

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from queue import Empty, Queue
 from typing import Any
 
 from tide_platform.config import TideError
+from tide_platform.serving import child
 
 PATIENCE_S = 20.0  # between asking the trainer to end and ending it
 
@@ -57,10 +57,9 @@ def run_trainer(
 
 @contextmanager
 def _process(argv: Sequence[str], env: Mapping[str, str]) -> Iterator["subprocess.Popen[str]"]:
-    # a killed run takes its trainer with it: `serving.child` asks the kernel to see to that
-    stub = [sys.executable, "-m", "tide_platform.serving.child", "SIGTERM"]
+    # a killed run takes its trainer with it
     process = subprocess.Popen(
-        [*stub, *argv],
+        [*child.stub(signal.SIGTERM), *argv],
         env={**os.environ, **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

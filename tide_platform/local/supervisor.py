@@ -1,10 +1,8 @@
 """supervisord as a child: its configuration, its start, and its RPC interface over a private unix socket."""
 
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 import xmlrpc.client
 from collections.abc import Callable
@@ -12,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tide_platform.local import guard
 from tide_platform.local.errors import StackError
 from tide_platform.local.layout import Layout
 from tide_platform.local.secrets import write_private
 from tide_platform.local.services import Service, tool
+from tide_platform.serving import child
 
 _START_S = 60
 ENDED = ("EXITED", "FATAL", "STOPPED", "UNKNOWN")
@@ -60,7 +58,7 @@ def _program(layout: Layout, service: Service, place: int) -> str:
     environment = ",".join(f'{name}="{value}"' for name, value in service.env.items())
     values: dict[str, Any] = {
         "command": " ".join(
-            _quote(word) for word in [sys.executable, "-SE", guard.__file__, str(service.nice), *service.argv]
+            _quote(word) for word in [*child.stub(signal.SIGTERM, service.nice), *service.argv]
         ),
         "environment": environment,
         "autostart": "false",
@@ -107,26 +105,16 @@ class Supervisor:
         """
         write_private(self.layout.supervisor_config, configuration(self.layout, services))
         self.layout.supervisor_socket.unlink(missing_ok=True)
-        parent = os.getpid()
-        # loaded here: the child between fork and exec must not import or allocate more than it has to
-        prctl = ctypes.CDLL(None).prctl if die_with_parent and sys.platform == "linux" else None
-
-        def before_exec() -> None:
-            if prctl:
-                prctl(guard.PR_SET_PDEATHSIG, signal.SIGTERM)
-                if os.getppid() != parent:
-                    os._exit(1)
-
+        stub = child.stub(signal.SIGTERM) if die_with_parent else []
         log = self.layout.log("supervisord")
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [tool("supervisord", "supervisor"), "-c", str(self.layout.supervisor_config)],
+                [*stub, tool("supervisord", "supervisor"), "-c", str(self.layout.supervisor_config)],
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # Ctrl-C in the terminal reaches us, and we end the services in order
-                preexec_fn=before_exec,
             )
         deadline = time.monotonic() + _START_S
         while not self.alive():

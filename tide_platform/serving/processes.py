@@ -4,11 +4,12 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
+
+from tide_platform.serving.child import stub
 
 
 def start_child(
@@ -19,10 +20,9 @@ def start_child(
     A session of its own: Ctrl-C in the terminal reaches ``tide serve`` alone, which ends things in order.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    stub = [sys.executable, "-m", "tide_platform.serving.child", on_parent_death.name]
     with log.open("ab") as output:
         return subprocess.Popen(
-            [*stub, *argv],
+            [*stub(on_parent_death), *argv],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -75,14 +75,24 @@ def serve(settings: Settings, say: Callable[[str], None], draft: Path | None = N
 
 
 def show_plan(settings: Settings, draft: Path | None, say: Callable[[str], None]) -> None:
-    """What :func:`serve` would start, after all of its checks."""
+    """What :func:`serve` would start, after all of its checks.
+
+    The plugin's configuration is written, so that the printed command runs as it stands.
+    """
     checked = preflight(settings, draft)
     plan = plan_launch(settings, checked.target, checked.draft, checked.interpreter)
+    write_engine_config(plan)
     for name, value in sorted(plan.env.items()):
         say(f"{name}={value}")
     say(shlex.join(plan.argv))
     if plan.spool_argv:
         say(shlex.join([sys.executable, *plan.spool_argv]))
+
+
+def write_engine_config(plan: LaunchPlan) -> None:
+    """The file that TIDE_ENGINE_CONFIG (or ``--spec-capture-config``) names."""
+    plan.engine_config_path.parent.mkdir(parents=True, exist_ok=True)
+    plan.engine_config_path.write_text(plan.engine.model_dump_json(indent=2) + "\n")
 
 
 class Deployment:
@@ -123,8 +133,7 @@ class Deployment:
 
     def _start(self) -> None:
         plan, checked = self.plan, self.checked
-        plan.engine_config_path.parent.mkdir(parents=True, exist_ok=True)
-        plan.engine_config_path.write_text(plan.engine.model_dump_json(indent=2) + "\n")
+        write_engine_config(plan)
         draft = f"draft {checked.draft.digest}, k {self.settings.serving.k}" if checked.draft else "no draft"
         self.say(
             f"starting sglang {checked.interpreter.sglang} on {self.settings.serving.device}: "

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tide_platform.local import guard
 from tide_platform.local.errors import StackBusy
 from tide_platform.local.interrupt import Interrupted, interruptible
 from tide_platform.local.leftovers import end_leftovers, find_leftovers
 from tide_platform.local.services import MARK
 from tide_platform.local.stack import Stack
+from tide_platform.serving import child as child_module
 
 
 def _sleeper(state: Path) -> subprocess.Popen[bytes]:
@@ -52,7 +52,7 @@ def test_the_second_signal_does_not_interrupt_the_cleaning() -> None:
 def test_a_guarded_child_ends_with_its_parent() -> None:
     script = (
         "import subprocess, sys, time\n"
-        f"child = subprocess.Popen([sys.executable, {guard.__file__!r}, '0', 'sleep', '60'])\n"
+        f"child = subprocess.Popen([*{child_module.stub(signal.SIGTERM)!r}, 'sleep', '60'])\n"
         "print(child.pid, flush=True)\ntime.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
