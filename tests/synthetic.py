@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from tide_platform.capture.record import Sample, SampleMeta, StreamMeta
-from tide_platform.capture.ring import RingWriter
+from tide_platform.capture.writer import RingWriter
 
 STREAM = StreamMeta(
     target_digest="t" * 16, hidden_size=8, vocab_size=256, aux_layer_ids=(2, 4, 6), teacher_k=4
@@ -60,8 +60,16 @@ def make_sample(sample_id: str, tokens: int = 12, seed: int = 0, **changes: obje
     return Sample(meta, make_rows(seed, tokens, stream))
 
 
-def write_rows(writer: RingWriter, sample: Sample, first: int, last: int) -> bool:
-    """Rows and teacher rows ``first … last-1`` of the sample, as one round of a server would write them."""
+def begin(writer: RingWriter, sample: Sample) -> bool:
+    """The sample's request is admitted: its meta as far as it is known then."""
+    known = replace(sample.meta, num_tokens=0, verify_rounds=0, accepted_drafts=0, finish_reason="", flags=())
+    return writer.begin(sample.meta.request_id, known)
+
+
+def write_rows(writer: RingWriter, sample: Sample, first: int, last: int, confirmed: bool = False) -> bool:
+    """Rows and teacher rows ``first … last-1`` of the sample, as one round of a server would write them, with
+    their tokens where ``confirmed``.
+    """
     of, tensors, start = slice(first, last), sample.tensors, sample.meta.start_pos + first
     return writer.write(
         sample.meta.request_id,
@@ -71,15 +79,24 @@ def write_rows(writer: RingWriter, sample: Sample, first: int, last: int) -> boo
         tensors["teacher_ids"][of],
         tensors["teacher_logp"][of],
         tensors["token_logp"][of],
+        start,
+        tensors["input_ids"][of] if confirmed else tensors["input_ids"][:0],
     )
 
 
-def send(writer: RingWriter, sample: Sample, step: int = 3) -> bool:
-    """The whole sample in rounds of ``step`` rows, then its end."""
+def finish(writer: RingWriter, sample: Sample, first: int = 0) -> bool:
+    """The request's end; its tokens from index ``first`` on were not confirmed before."""
+    meta = sample.meta
+    return writer.finish(meta.request_id, meta, meta.start_pos + first, sample.tensors["input_ids"][first:])
+
+
+def send(writer: RingWriter, sample: Sample, step: int = 3, confirmed: bool = False) -> bool:
+    """The whole sample: its begin, rounds of ``step`` rows, its end."""
     tokens = sample.meta.num_tokens
+    begin(writer, sample)
     for first in range(0, tokens, step):
-        write_rows(writer, sample, first, min(first + step, tokens))
-    return writer.finish(sample.meta.request_id, sample.meta, sample.tensors["input_ids"])
+        write_rows(writer, sample, first, min(first + step, tokens), confirmed)
+    return finish(writer, sample, tokens if confirmed else 0)
 
 
 def assert_same(found: Sample, wanted: Sample) -> None:

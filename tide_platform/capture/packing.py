@@ -15,18 +15,20 @@ Kept whole are the row of position 0, whose activations reach 2e4, and rows that
 Shapes: R rows, F = 3H features.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
 
+from tide_platform.capture.disk import aligned
 from tide_platform.capture.record import Sample
 from tide_platform.config import TideError
 
 AuxFormat = Literal["bf16", "int8", "int4"]
 BLOCK = 32
 _LARGEST = {"int8": 127, "int4": 7}
-_ROWS_AT_ONCE = 64  # stay in the cache
+_ROWS_AT_ONCE = 32
 _SCALE_LIMIT = float(np.finfo(np.float16).max)
 
 
@@ -46,37 +48,14 @@ def pack(sample: Sample, form: AuxFormat) -> Sample:
         raise ValueError(f"sample {sample.meta.sample_id} is packed as {sample.meta.aux_format}")
     if form == "bf16":
         return sample
-    bits_RF, positions_R = sample.tensors["aux"], sample.tensors["row_pos"]
-    largest = _LARGEST[form]
-    whole_R = positions_R == 0
-    blocks = -(-bits_RF.shape[1] // BLOCK)
-    scales_RB = np.zeros((len(bits_RF), blocks), np.float16)
-    values_RN = np.zeros((len(bits_RF), blocks * BLOCK), np.int8)
-    for first in range(0, len(bits_RF), _ROWS_AT_ONCE):
-        of = slice(first, first + _ROWS_AT_ONCE)
-        x_RBb = _blocks(bits_RF[of], blocks)
-        with np.errstate(invalid="ignore", over="ignore"):  # such rows are kept whole
-            scale = np.abs(x_RBb).max(-1) / largest
-            whole_R[of] |= ~(scale <= _SCALE_LIMIT).all(-1)
-            scales_RB[of] = scale
-            # divided by the scale that is stored; rounding it down may push the largest value over the edge
-            divisor = np.maximum(scales_RB[of].astype(np.float32), np.float32(1e-30))[..., None]
-            quotient = np.nan_to_num(np.rint(x_RBb / divisor), nan=0.0, posinf=0.0, neginf=0.0)
-        values_RN[of] = np.clip(quotient, -largest, largest).reshape(len(x_RBb), -1)
-    exceptions = np.flatnonzero(whole_R).astype(np.int32)
-    values = values_RN[~whole_R]
-    if form == "int4":
-        nibbles = (values & 0xF).astype(np.uint8)
-        values = nibbles[:, 0::2] | (nibbles[:, 1::2] << 4)
-    parts = [
-        np.array([len(exceptions)], np.uint32),
-        exceptions,
-        bits_RF[whole_R],
-        scales_RB[~whole_R],
-        values,
-    ]
-    packed = np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts])
-    return Sample(replace(sample.meta, aux_format=form), sample.tensors | {"aux": packed})
+    bits_RF, whole_R = sample.tensors["aux"], sample.tensors["row_pos"] == 0
+    while True:
+        packed, unfit_R = _packed(bits_RF, whole_R, form)
+        if not unfit_R.any():
+            break
+        whole_R |= unfit_R  # rare: such activations are those of position 0
+    others = {name: crc for name, crc in sample.checksums.items() if name != "aux"}
+    return Sample(replace(sample.meta, aux_format=form), sample.tensors | {"aux": packed}, others)
 
 
 def unpack(sample: Sample, features: int) -> Sample:
@@ -98,27 +77,22 @@ def unpack(sample: Sample, features: int) -> Sample:
     def take(dtype: type, *shape: int) -> np.ndarray:
         nonlocal at
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        part = packed[at : at + size].copy().view(dtype).reshape(shape)
+        part = packed[at : at + size].view(dtype).reshape(shape)
         at += size
         return part
 
     exceptions = take(np.int32, kept)
     whole = take(np.uint16, kept, features)
-    scales = take(np.float16, rows - kept, blocks).astype(np.float32)
-    if form == "int8":
-        values = take(np.int8, rows - kept, blocks * BLOCK)
-    else:
-        pairs = take(np.uint8, rows - kept, blocks * BLOCK // 2)
-        values = np.empty((rows - kept, blocks * BLOCK), np.int8)
-        values[:, 0::2] = ((pairs & 0xF) ^ 8).astype(np.int8) - 8
-        values[:, 1::2] = ((pairs >> 4) ^ 8).astype(np.int8) - 8
-    x = values.reshape(rows - kept, blocks, BLOCK).astype(np.float32) * scales[..., None]
-    bits = np.empty((rows, features), np.uint16)
-    packed_rows = np.ones(rows, bool)
-    packed_rows[exceptions] = False
-    bits[exceptions] = whole
-    bits[packed_rows] = _bf16_bits(x.reshape(rows - kept, blocks * BLOCK)[:, :features])
-    return Sample(replace(sample.meta, aux_format="bf16"), sample.tensors | {"aux": bits})
+    scales_RB = take(np.float16, rows - kept, blocks)
+    values_RN = take(np.uint8, rows - kept, blocks * (BLOCK if form == "int8" else BLOCK // 2))
+    bits_RF = np.empty((rows, features), np.uint16)
+    bits_RF[exceptions] = whole
+    others = np.ones(rows, bool)
+    others[exceptions] = False
+    work = _Work(blocks, features)
+    for rows_of, rows_at in _chunks(others):
+        work.unpack(values_RN[rows_of], scales_RB[rows_of], bits_RF, rows_at)
+    return Sample(replace(sample.meta, aux_format="bf16"), sample.tensors | {"aux": bits_RF})
 
 
 def packed_bytes(form: str, rows: int, features: int, kept: int = 0) -> int:
@@ -128,15 +102,101 @@ def packed_bytes(form: str, rows: int, features: int, kept: int = 0) -> int:
     return 4 + kept * (4 + 2 * features) + (rows - kept) * row
 
 
-def _blocks(bits_RF: np.ndarray, blocks: int) -> np.ndarray:
-    """float32 [R, B, 32], zeros behind the last feature."""
-    x = np.zeros((len(bits_RF), blocks * BLOCK), np.uint32)
-    x[:, : bits_RF.shape[1]] = bits_RF
-    x <<= 16
-    return x.view(np.float32).reshape(len(bits_RF), blocks, BLOCK)
+def _packed(bits_RF: np.ndarray, whole_R: np.ndarray, form: str) -> tuple[np.ndarray, np.ndarray]:
+    """The packed tensor, and which rows no float16 scale can hold (the tensor is of no use then)."""
+    rows, features = bits_RF.shape
+    blocks = -(-features // BLOCK)
+    exceptions = np.flatnonzero(whole_R).astype(np.int32)
+    others = rows - len(exceptions)
+    packed = aligned(packed_bytes(form, rows, features, len(exceptions)))
+    at = 0
+
+    def put(array: np.ndarray) -> None:
+        nonlocal at
+        packed[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        at += array.nbytes
+
+    put(np.array([len(exceptions)], np.uint32))
+    put(exceptions)
+    put(bits_RF[exceptions])
+    middle = at + others * blocks * 2
+    scales_RB = packed[at:middle].view(np.float16).reshape(others, blocks)
+    values_RN = packed[middle:].reshape(others, blocks * (BLOCK if form == "int8" else BLOCK // 2))
+    unfit_R, work = np.zeros(rows, bool), _Work(blocks, features)
+    for of, rows_of in _chunks(~whole_R):
+        unfit_R[rows_of] = work.pack(bits_RF[rows_of], scales_RB[of], values_RN[of], _LARGEST[form])
+    return packed, unfit_R
 
 
-def _bf16_bits(x: np.ndarray) -> np.ndarray:
-    """Finite float32 rounded to the nearest bf16, ties to even, as bits."""
-    bits = np.ascontiguousarray(x).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+def _chunks(wanted_R: np.ndarray) -> Iterator[tuple[slice, slice | np.ndarray]]:
+    """Wanted rows, a few at a time: where they are among the wanted ones, and among all."""
+    at_R = np.flatnonzero(wanted_R)
+    for first in range(0, len(at_R), _ROWS_AT_ONCE):
+        at = at_R[first : first + _ROWS_AT_ONCE]
+        adjacent = at[-1] - at[0] + 1 == len(at)
+        yield slice(first, first + len(at)), slice(int(at[0]), int(at[-1]) + 1) if adjacent else at
+
+
+class _Work:
+    """Arrays for a few rows, used again and again: what is at work stays in the processor's cache."""
+
+    def __init__(self, blocks: int, features: int):
+        self._blocks, self._features = blocks, features
+        shape = (_ROWS_AT_ONCE, blocks * BLOCK)
+        self._x = np.zeros(shape, np.float32)  # zeros behind the last feature
+        self._y = np.empty(shape, np.float32)
+        self._small = np.zeros(shape, np.uint16)
+
+    def pack(self, bits: np.ndarray, scales: np.ndarray, values: np.ndarray, largest: int) -> np.ndarray:
+        """Fills ``scales`` float16 [r, B] and ``values`` uint8 of r rows; returns which rows do not fit."""
+        r = len(bits)
+        x, y, small = self._x[:r], self._y[:r], self._small[:r]
+        # without their sign, bf16 bits are ordered as their values are, infinities and NaN last
+        np.bitwise_and(bits, 0x7FFF, out=small[:, : self._features])
+        most = np.ascontiguousarray(small.reshape(-1, BLOCK).T).max(0).reshape(r, -1)
+        with np.errstate(invalid="ignore", over="ignore"):  # such rows are kept whole
+            scale = (most.astype(np.uint32) << 16).view(np.float32) / largest
+            scales[...] = scale
+            unfit = ~(scale <= _SCALE_LIMIT).all(-1)
+            np.copyto(x.view(np.uint32)[:, : self._features], bits)
+            np.left_shift(x.view(np.uint32), 16, out=x.view(np.uint32))
+            # divided by the scale that is stored; rounding it down may push the largest value over the edge
+            divisor = np.maximum(scales.astype(np.float32), np.float32(1e-30))
+            np.divide(_by_block(x), divisor[..., None], out=_by_block(y))
+            np.rint(y, out=y)
+            np.clip(y, -largest, largest, out=y)
+            if largest == _LARGEST["int8"]:
+                np.copyto(values.view(np.int8), y, casting="unsafe")
+            else:
+                pairs = y.astype(np.int8).view(np.uint16)
+                np.copyto(values, (pairs & 0xF) | ((pairs >> 4) & 0xF0), casting="unsafe")
+        return unfit
+
+    def unpack(
+        self, values: np.ndarray, scales: np.ndarray, bits: np.ndarray, at: slice | np.ndarray
+    ) -> None:
+        """Rows ``at`` of ``bits`` uint16 [R, F], rounded to the nearest bf16, ties to even."""
+        r = len(values)
+        x, y = self._x[:r], self._y[:r]
+        if values.shape[1] < x.shape[1]:
+            pairs = values.astype(np.uint16)
+            pairs = (pairs | (pairs << 4)) & 0x0F0F
+            np.subtract((pairs ^ 0x0808).view(np.int8), 8, out=x, casting="unsafe")
+        else:
+            np.copyto(x, values.view(np.int8))
+        np.multiply(_by_block(x), scales.astype(np.float32)[..., None], out=_by_block(x))
+        wide, rounded = x.view(np.uint32), y.view(np.uint32)
+        np.right_shift(wide, 16, out=rounded)
+        rounded &= 1
+        rounded += 0x7FFF
+        rounded += wide
+        rounded >>= 16
+        if isinstance(at, slice):
+            np.copyto(bits[at], rounded[:, : self._features], casting="unsafe")
+        else:
+            bits[at] = rounded[:, : self._features]
+
+
+def _by_block(rows: np.ndarray) -> np.ndarray:
+    """[r, 32 B] as [r, B, 32]."""
+    return rows.reshape(len(rows), -1, BLOCK)

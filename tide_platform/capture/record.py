@@ -92,6 +92,8 @@ class Sample:
 
     meta: SampleMeta
     tensors: dict[str, np.ndarray]
+    # crc32c by tensor, where it was computed on the way; of a sample that is packed again, none of ``aux``
+    checksums: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, (dtype, ndim) in TENSORS.items():

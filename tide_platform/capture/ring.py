@@ -1,23 +1,22 @@
 """The ring between the server's scheduler and the spool: one mapped file, one writer, one reader.
 
-The writer lives on SGLang's scheduler thread, so it never waits and never raises on a full ring: what does
-not fit is dropped as a whole sample and counted. The file outlives both processes; positions stand in its
-header, so a spool that was killed goes on where the dead one stopped (see ``spool.py`` for what that
-costs).
+The file outlives both processes; positions stand in its header, so a spool that was killed goes on where the
+dead one stopped (see ``spool.py`` for what that costs). Here is the mapping and its layout; the ends are
+``writer.py`` and ``reader.py``.
 
 Layout (little endian)::
 
-    0       magic, capacity, epoch, length of the stream's JSON
+    0       magic, capacity, epoch, length of the stream's JSON, crc32c of these and of that JSON
     64      head: bytes ever written      (the writer's)      each on its own cache line
     128     tail: bytes ever consumed     (the spool's)
-    192     heartbeat of the spool (Unix seconds), its pid
+    192     heartbeat of the spool (seconds since boot), its pid, the requests that it holds
+    1024    what the writer lost: 96 slots of a reason (24 bytes, zero-padded) and a count
     4096    StreamMeta as JSON
     65536   data: records, 64-byte aligned, contiguous; a PAD record fills what is left before the end
 
 A record becomes visible when ``head`` moves past it, an aligned 8-byte store. x86-64 keeps the order of
-stores; a CPU that does not would need a fence there.
-
-Shapes: R rows, M teacher rows, K log-probabilities a row, H hidden size, T tokens.
+stores; a CPU that does not would need a fence there. Each end keeps its own position in its memory and only
+stores it here: a damaged header cannot send a writer outside the data.
 """
 
 import contextlib
@@ -27,40 +26,47 @@ import os
 import secrets
 import struct
 import time
-from collections import deque
-from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
 
+import google_crc32c
 import numpy as np
 
-from tide_platform.capture.record import SampleMeta, StreamMeta
+from tide_platform.capture.record import StreamMeta
 from tide_platform.config import TideError
 
-MAGIC = b"TIDERNG1"
+MAGIC = b"TIDERNG2"
 RECORD_MAGIC = 0x54494445
 DATA_OFFSET = 1 << 16
 STREAM_OFFSET = 4096
 ALIGN = 64
 # kept free of rows, so that a discard finds room in a ring that rows have filled
 RESERVED = 64 * ALIGN
-_HEAD, _TAIL, _BEAT, _PID = 64 // 8, 128 // 8, 192 // 8, 200 // 8
+_HEAD, _TAIL, _BEAT = 64 // 8, 128 // 8, 192 // 8
+_PID, _IN_FLIGHT = _BEAT + 1, _BEAT + 2
+_LOST_OFFSET, _LOST_SLOTS, _REASON_BYTES = 1024, 96, 24
+_LOST = np.dtype([("reason", f"S{_REASON_BYTES}"), ("count", np.uint64)])
 FILE_HEADER = struct.Struct("<8sQQI")
-# magic kind flags length seq serial pos rows teacher_pos teacher_rows meta_bytes tokens reason
-HEADER = struct.Struct("<IHHIIQiIiIII16s")
-assert HEADER.size == ALIGN
+_FILE_CRC = struct.Struct("<I")
+# magic kind length seq serial position pos rows teacher_pos teacher_rows tokens_pos tokens json_bytes; crc32c
+# of all of the record but itself. The position tells a record from one of the ring's former rounds
+HEADER = struct.Struct("<IIIIQQiIiIiII")
+CRC = struct.Struct("<I")
+CRC_OFFSET = HEADER.size
+assert CRC_OFFSET + CRC.size == ALIGN
 
 
 class Kind(IntEnum):
-    ROWS = 1
-    FINISH = 2
-    DISCARD = 3
-    PAD = 4
+    BEGIN = 1  # SampleMeta as JSON: what is known at admission
+    ROWS = 2  # rows, teacher rows, confirmed tokens
+    UPDATE = 3  # fields of SampleMeta as JSON that changed
+    FINISH = 4  # the final SampleMeta, where the tokens end
+    DISCARD = 5  # {"reason": …}
+    PAD = 6
 
 
 class RingUnusable(TideError):
-    """The ring's file is absent, of another format, or holds something that is no record."""
+    """The ring's file is absent, of another format, or damaged."""
 
     def __init__(self, path: Path, what: str):
         super().__init__(f"{path}: {what}; restart the server, which makes a new ring")
@@ -74,18 +80,22 @@ class Ring:
         magic, self.capacity, self.epoch, length = FILE_HEADER.unpack_from(memory, 0)
         if magic != MAGIC or len(memory) != DATA_OFFSET + self.capacity:
             raise RingUnusable(path, "not a ring of this release")
+        if length > DATA_OFFSET - STREAM_OFFSET or _file_crc(memory, length) != _stored_crc(memory):
+            raise RingUnusable(path, "its header has a wrong checksum")
         self.path, self.inode, self.memory = path, inode, memory
         self.stream = StreamMeta.from_json(json.loads(memory[STREAM_OFFSET : STREAM_OFFSET + length]))
-        self._words = np.frombuffer(memory, np.uint64, DATA_OFFSET // 8)
+        self._words = np.frombuffer(memory, np.uint64, _LOST_OFFSET // 8)
         self._clock = self._words.view(np.float64)
+        self._lost = np.frombuffer(memory, _LOST, _LOST_SLOTS, _LOST_OFFSET)
         self.data = np.frombuffer(memory, np.uint8, self.capacity, DATA_OFFSET)
 
     @classmethod
     def create(cls, path: Path | str, bytes: int, stream: StreamMeta) -> "Ring":
-        """A new ring of about ``bytes`` data bytes at ``path``, its pages already touched.
+        """A new ring of about ``bytes`` data bytes at ``path``, its pages already touched, readable by its
+        owner alone.
 
-        A ring that is there already is set aside as ``<name>.left-<epoch>`` when records in it are unread (a
-        spool drains those first), else replaced.
+        A ring that is there already is set aside as ``<name>.left-<epoch>`` when the spool still has
+        something to read or count in it, else replaced.
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,21 +104,25 @@ class Ring:
             raise RingUnusable(path, f"{bytes} bytes are too few, {16 * RESERVED} is the least")
         encoded = json.dumps(stream.to_json()).encode()
         temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
-        with temporary.open("w+b") as file:
-            os.posix_fallocate(file.fileno(), 0, DATA_OFFSET + capacity)
-            memory = mmap.mmap(file.fileno(), DATA_OFFSET + capacity)
-            inode = os.fstat(file.fileno()).st_ino
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, DATA_OFFSET + capacity)
+            memory = mmap.mmap(descriptor, DATA_OFFSET + capacity)
+            inode = os.fstat(descriptor).st_ino
+        finally:
+            os.close(descriptor)
         # a page fault on the scheduler's thread costs ten times the copy itself
         np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE] = 0
         memory[STREAM_OFFSET : STREAM_OFFSET + len(encoded)] = encoded
         FILE_HEADER.pack_into(memory, 0, MAGIC, capacity, secrets.randbits(63), len(encoded))
+        _FILE_CRC.pack_into(memory, FILE_HEADER.size, _file_crc(memory, len(encoded)))
         _set_aside(path)
         temporary.rename(path)
         return cls(path, memory, inode)
 
     @classmethod
     def open(cls, path: Path | str) -> "Ring":
-        """Raises :class:`RingUnusable` where there is none."""
+        """Raises :class:`RingUnusable` where there is none that can be read."""
         path = Path(path)
         try:
             with path.open("r+b") as file:
@@ -137,212 +151,69 @@ class Ring:
 
     def beat(self) -> None:
         """The spool says that it lives."""
-        self._clock[_BEAT] = time.time()
+        self._clock[_BEAT] = time.monotonic()  # one clock for all processes of a machine; never goes back
         self._words[_PID] = os.getpid()
 
     def spool_age(self) -> float:
         """Seconds since the spool last said that it lives; infinite where none ever did."""
-        beat = float(self._clock[_BEAT])
-        return time.time() - beat if beat else float("inf")
+        beat, now = float(self._clock[_BEAT]), time.monotonic()
+        return now - beat if 0 < beat <= now else float("inf")
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that the spool's memory holds: a spool that is killed loses them."""
+        return int(self._words[_IN_FLIGHT])
+
+    @in_flight.setter
+    def in_flight(self, count: int) -> None:
+        self._words[_IN_FLIGHT] = count
+
+    def count_lost(self, slot: int, reason: str, count: int) -> None:
+        """Publishes the writer's counter ``slot`` for the spool's report; reasons beyond the last slot are
+        left out.
+        """
+        if slot < _LOST_SLOTS:
+            self._lost[slot] = (reason.encode()[:_REASON_BYTES], count)
+
+    def lost(self) -> dict[str, int]:
+        """Samples that the writer gave up, by reason, since this ring was made."""
+        kept = self._lost[self._lost["count"] > 0]
+        return {row["reason"].decode(errors="replace"): int(row["count"]) for row in kept}
+
+    def settle(self) -> dict[str, int]:
+        """The same, and forgets them: the ring's server is gone, and its losses are counted elsewhere now."""
+        lost = self.lost()
+        self._lost["count"] = 0
+        self.in_flight = 0
+        return lost
 
     def close(self) -> None:
         """Drops the mapping as soon as no view of it is left (a mapping cannot go before its views)."""
-        del self._words, self._clock, self.data
+        del self._words, self._clock, self._lost, self.data
         with contextlib.suppress(BufferError):
             self.memory.close()
 
 
+def record_crc(data: np.ndarray, offset: int, length: int) -> int:
+    """crc32c of the record of ``length`` bytes at ``offset``: its header, then its body."""
+    crc = google_crc32c.value(data[offset : offset + CRC_OFFSET])
+    return google_crc32c.extend(crc, data[offset + ALIGN : offset + length]) if length > ALIGN else crc
+
+
+def _file_crc(memory: mmap.mmap, length: int) -> int:
+    return google_crc32c.value(memory[: FILE_HEADER.size] + memory[STREAM_OFFSET : STREAM_OFFSET + length])
+
+
+def _stored_crc(memory: mmap.mmap) -> int:
+    return _FILE_CRC.unpack_from(memory, FILE_HEADER.size)[0]
+
+
 def _set_aside(path: Path) -> None:
-    """Keeps a former ring's unread records for the spool."""
+    """Keeps a former ring's unread records, and what it tells of losses, for the spool."""
     try:
         former = Ring.open(path)
     except (RingUnusable, ValueError):
         return
-    if former.head != former.tail:
+    if former.head != former.tail or former.in_flight or former.lost():
         path.rename(path.with_name(f"{path.name}.left-{former.epoch:016x}"))
     former.close()
-
-
-class RingWriter:
-    """What the capture hooks call. Returns ``False`` where the sample was dropped; never blocks.
-
-    A request is a sequence of :meth:`write`, then one :meth:`finish` or :meth:`discard`. Rows of a position
-    that was written before replace it (a retracted request is prefilled again).
-    """
-
-    def __init__(self, ring: Ring):
-        self.ring = ring
-        self.dropped: dict[str, int] = {}  # reason -> samples
-        self.samples = self.rows = 0  # finished, written
-        self._open: dict[str, list[int]] = {}  # rid -> [serial, next seq]
-        self._dead: set[str] = set()  # dropped, its finish or discard still to come
-        self._pending: deque[tuple[int, int, str]] = (
-            deque()
-        )  # (serial, seq, reason): discards that found no room
-        self._serial = 0
-        self._width = 3 * ring.stream.hidden_size
-        self._k = ring.stream.teacher_k
-        self._piece = ring.capacity // 16  # bytes of a record at most, so that padding wastes little
-
-    def count(self, reason: str) -> None:
-        self.dropped[reason] = self.dropped.get(reason, 0) + 1
-
-    def write(
-        self,
-        rid: str,
-        pos: int,
-        aux: np.ndarray,
-        teacher_pos: int,
-        teacher_ids: np.ndarray,
-        teacher_logp: np.ndarray,
-        token_logp: np.ndarray,
-    ) -> bool:
-        """Rows of request ``rid``, copied before the call returns.
-
-        ``aux`` uint16 [R, 3H] (bf16 bits) are rows pos … pos+R-1; ``teacher_ids`` int32 [M, K],
-        ``teacher_logp`` float16 [M, K] and ``token_logp`` float16 [M] (NaN: no token) are teacher rows from
-        ``teacher_pos``. R or M may be 0. Arrays of other shapes drop the sample as ``malformed``.
-        """
-        if rid in self._dead:
-            return False
-        ids = np.ascontiguousarray(teacher_ids, np.int32)
-        logp = np.ascontiguousarray(teacher_logp, np.float16)
-        token = np.ascontiguousarray(token_logp, np.float16)
-        shape = (len(token), self._k)
-        if aux.dtype != np.uint16 or aux.ndim != 2 or aux.shape[1] != self._width:
-            return self._drop(rid, "malformed")
-        if ids.shape != shape or logp.shape != shape or token.ndim != 1:
-            return self._drop(rid, "malformed")
-        entry = self._open.get(rid)
-        if entry is None:
-            self._serial += 1
-            entry = self._open[rid] = [self._serial, 0]
-        parts = []
-        for row, rows, first, teachers in self._pieces(len(aux), len(token)):
-            of = slice(first, first + teachers)
-            head = {
-                "pos": pos + row,
-                "rows": rows,
-                "teacher_pos": teacher_pos + first,
-                "teacher_rows": teachers,
-            }
-            parts.append((head, (aux[row : row + rows], ids[of], logp[of], token[of])))
-        if not self._publish(Kind.ROWS, entry, parts):
-            return self._drop(rid, "ring_full")
-        self.rows += len(aux)
-        return True
-
-    def finish(self, rid: str, meta: SampleMeta, input_ids: np.ndarray) -> bool:
-        """The request's end: ``input_ids`` int32 [T] from ``meta.start_pos``; the spool cuts rows beyond
-        them.
-        """
-        if rid in self._dead:
-            self._dead.discard(rid)
-            return False
-        entry = self._open.get(rid)
-        if entry is None:
-            self.count("no_rows")
-            return False
-        encoded = np.frombuffer(json.dumps(meta.to_json()).encode(), np.uint8)
-        tokens = np.ascontiguousarray(input_ids, np.int32)
-        head = {"meta_bytes": len(encoded), "tokens": len(tokens)}
-        done = self._publish(Kind.FINISH, entry, [(head, (tokens, encoded))])
-        if not done:
-            self._drop(rid, "ring_full")
-            self._dead.discard(rid)
-            return False
-        del self._open[rid]
-        self.samples += 1
-        return True
-
-    def discard(self, rid: str, reason: str) -> None:
-        """Gives the request's sample up (aborted, opt_out, sampled_out, …) and counts it by reason, once."""
-        if rid in self._dead:
-            self._dead.discard(rid)
-            return
-        self._drop(rid, reason)
-        self._dead.discard(rid)
-
-    def _drop(self, rid: str, reason: str) -> bool:
-        entry = self._open.pop(rid, None)
-        self._dead.add(rid)
-        self.count(reason)
-        if entry and entry[1]:  # rows of it are with the spool
-            self._pending.append((entry[0], entry[1], reason))
-            self._flush()
-        return False
-
-    def _flush(self) -> bool:
-        """Sends the discards that wait; they go before anything else, in order."""
-        while self._pending:
-            serial, seq, reason = self._pending[0]
-            head = {"reason": reason.encode()[:16]}
-            if not self._place(Kind.DISCARD, [serial, seq], [(head, ())], reserve=0):
-                return False
-            self._pending.popleft()
-        return True
-
-    def _publish(self, kind: Kind, entry: list[int], parts: list[tuple[dict[str, Any], tuple]]) -> bool:
-        return self._flush() and self._place(kind, entry, parts, RESERVED)
-
-    def _pieces(self, rows: int, teachers: int) -> Iterator[tuple[int, int, int, int]]:
-        """Splits a write so that no record is longer than a piece: (row, rows, teacher row, teacher rows)."""
-        row_bytes, teacher_bytes = 2 * self._width, 6 * self._k + 2
-        if rows * row_bytes + teachers * teacher_bytes <= self._piece:
-            yield 0, rows, 0, teachers
-            return
-        step = max(1, self._piece // row_bytes)
-        for row in range(0, rows, step):
-            yield row, min(step, rows - row), 0, 0
-        step = max(1, self._piece // teacher_bytes)
-        for first in range(0, teachers, step):
-            yield rows, 0, first, min(step, teachers - first)
-
-    def _place(
-        self, kind: Kind, entry: list[int], parts: list[tuple[dict[str, Any], tuple]], reserve: int
-    ) -> bool:
-        """Writes all records or none; moves ``head`` once, at the end."""
-        ring, head = self.ring, self.ring.head
-        limit = ring.tail + ring.capacity - reserve
-        places = []
-        for fields, arrays in parts:
-            length = ALIGN + sum(array.nbytes for array in arrays)
-            length += -length % ALIGN
-            room = ring.capacity - head % ring.capacity
-            pad = room if room < length else 0
-            places.append((head, pad, length, fields, arrays))
-            head += pad + length
-        if head > limit:
-            return False
-        for start, pad, length, fields, arrays in places:
-            if pad:
-                self._header(start, Kind.PAD, pad, [0, 0], {})
-                start += pad
-            self._header(start, kind, length, entry, fields)
-            offset = start % ring.capacity + ALIGN
-            for array in arrays:
-                target = ring.data[offset : offset + array.nbytes]
-                np.copyto(target.view(array.dtype).reshape(array.shape), array)
-                offset += array.nbytes
-            entry[1] += 1
-        ring.head = head
-        return True
-
-    def _header(self, start: int, kind: Kind, length: int, entry: list[int], of: dict[str, Any]) -> None:
-        HEADER.pack_into(
-            self.ring.memory,
-            DATA_OFFSET + start % self.ring.capacity,
-            RECORD_MAGIC,
-            kind,
-            0,
-            length,
-            entry[1],
-            entry[0],
-            of.get("pos", 0),
-            of.get("rows", 0),
-            of.get("teacher_pos", 0),
-            of.get("teacher_rows", 0),
-            of.get("meta_bytes", 0),
-            of.get("tokens", 0),
-            of.get("reason", b""),
-        )

@@ -1,15 +1,15 @@
 """The local stack: object storage, MLflow, Dagster, SGLang and ingest, supervised, of one state folder."""
 
-import fcntl
+import contextlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
 
 from tide_platform.config import Settings, dump_settings
+from tide_platform.config.locks import LockHeld, locked
 from tide_platform.local import services as names
 from tide_platform.local.errors import StackBusy, StackError
 from tide_platform.local.layout import Layout
@@ -37,7 +37,7 @@ class Stack:
         self.layout = Layout(settings.state.absolute())
         self._given, self._auto_ports, self.say = settings, auto_ports, say
         self.supervisor = Supervisor(self.layout)
-        self._lock: IO[str] | None = None
+        self._lock: contextlib.ExitStack | None = None
         self._kept = False
         self.settings: Settings
         self.inner: InnerPorts
@@ -136,17 +136,11 @@ class Stack:
 
     def _take_lock(self) -> None:
         """One process at a time drives the stack of a state; the kernel frees the lock when it ends."""
-        lock = self.layout.lock.open("a+")
+        lock = contextlib.ExitStack()
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            holder = lock.read().strip() or "unknown"
-            lock.close()
-            raise StackBusy(self.layout.state, holder) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+            lock.enter_context(locked(self.layout.lock))
+        except LockHeld as error:
+            raise StackBusy(self.layout.state, str(error.pid or "unknown")) from error
         self._lock = lock
 
 

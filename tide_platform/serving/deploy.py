@@ -5,7 +5,7 @@ Every step may die. What is served is the truth: the next run asks the server fi
 finds done.
 """
 
-import fcntl
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tide_platform.config import Settings, TideError, draft_digest
+from tide_platform.config.locks import LockHeld, locked
 from tide_platform.serving.client import ServerRefused, ServerUnreachable
 from tide_platform.serving.drafts import mark_deployed
 
@@ -149,16 +150,11 @@ def deployment_lock(settings: Settings) -> Iterator[None]:
     """
     path = settings.state / f"deploy-{settings.deployment}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        end = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise DeploymentBusy(path) from None
-                time.sleep(0.1)
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locked(path, wait_seconds=LOCK_WAIT_S))
+        except LockHeld as error:
+            raise DeploymentBusy(path) from error
         yield
 
 

@@ -1,5 +1,8 @@
 """Segments: what was written is read back, anything else is noticed."""
 
+import errno
+import os
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,10 +57,12 @@ def test_recovery_keeps_whole_samples_and_cuts_the_tail(tmp_path_factory, data):
     for sample in SAMPLES:
         segment.append(sample)
         ends.append(segment.bytes)
-    (path,) = folder.glob("*.open")
-    content = path.read_bytes()
+    path = segment.seal()
+    path = path.rename(path.with_suffix(".open"))
+    content = path.read_bytes()[: ends[-1]]
     at = data.draw(st.integers(0, len(content)))
-    path.write_bytes(content[:at])
+    reserved = bytes(data.draw(st.sampled_from([0, 5000])))
+    path.write_bytes(content[:at] + reserved)
     whole = sum(end <= at for end in ends)
     found = recover_segment(path)
     assert found.samples == whole
@@ -65,7 +70,7 @@ def test_recovery_keeps_whole_samples_and_cuts_the_tail(tmp_path_factory, data):
     if whole:
         _, samples = read_segment(found.path)
         assert [sample.meta.sample_id for sample in samples] == [str(number) for number in range(whole)]
-        assert found.cut_bytes == at - ends[whole - 1]
+        assert found.cut_bytes == len(content[ends[whole - 1] : at].rstrip(b"\0"))
     else:
         assert found.path is None and not list(folder.iterdir())
 
@@ -80,24 +85,13 @@ def test_recovery_of_one_that_was_complete_but_not_renamed(tmp_path):
 
 def test_a_failed_append_leaves_the_segment_as_it_was(tmp_path, monkeypatch):
     segment = written(tmp_path, SAMPLES[:2])
-    real = segment._file
+    large = make_sample("large", 40_000)  # beyond what was reserved
 
-    class Full:
-        def __init__(self):
-            self.calls = 0
+    def full(descriptor, offset, length):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-        def write(self, view):
-            self.calls += 1
-            if self.calls > 3:
-                raise OSError(28, "No space left on device")
-            return real.write(view)
-
-        def __getattr__(self, name):
-            return getattr(real, name)
-
-    segment._file = Full()
-    with pytest.raises(OSError, match="No space"):
-        segment.append(SAMPLES[2])
-    segment._file = real
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(os, "posix_fallocate", full)
+        segment.append(large)
     segment.append(SAMPLES[3])
     assert [sample.meta.sample_id for sample in read_segment(segment.seal())[1]] == ["0", "1", "3"]

@@ -1,5 +1,6 @@
 """The spool as a process: ends well on SIGTERM, goes on after kill -9, follows a server that restarts."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -7,9 +8,13 @@ import time
 
 import pytest
 
-from tests.synthetic import STREAM, assert_same, make_sample, send, write_rows
-from tide_platform.capture.ring import Ring, RingWriter
+from tests.synthetic import STREAM, assert_same, begin, finish, make_sample, send, write_rows
+from tide_platform.capture.packing import pack
+from tide_platform.capture.ring import Ring
 from tide_platform.capture.segment import read_segment
+from tide_platform.capture.split import REFERENCE_TENANT, kept_whole
+from tide_platform.capture.spool import Spool, SpoolSettings
+from tide_platform.capture.writer import RingWriter
 
 
 class Process:
@@ -77,11 +82,13 @@ def test_a_killed_spool_loses_only_requests_in_flight_and_the_next_says_so(tmp_p
     writer, spool = RingWriter(ring), start()
     done, in_flight = make_sample("done"), make_sample("in-flight", seed=1)
     send(writer, done)
+    until(lambda: stored(tmp_path))
+    begin(writer, in_flight)
     write_rows(writer, in_flight, 0, 6)
     until(lambda: ring.tail == ring.head)
     spool.end(signal.SIGKILL)
     write_rows(writer, in_flight, 6, 12)
-    writer.finish("r-in-flight", in_flight.meta, in_flight.tensors["input_ids"])
+    finish(writer, in_flight)
     send(writer, make_sample("meanwhile", seed=2))
     spool = start()
     until(lambda: ring.tail == ring.head)
@@ -96,7 +103,8 @@ def test_a_torn_tail_is_cut_and_said(tmp_path, start):
     ring = Ring.create(tmp_path / "ring", 1 << 20, STREAM)
     spool = start()
     send(RingWriter(ring), make_sample("kept"))
-    until(lambda: ring.tail == ring.head)
+    folder = tmp_path / "spool"
+    until(lambda: any(b'"kept"' in path.read_bytes() for path in folder.glob("*.*e*")))
     spool.end(signal.SIGKILL)
     paths = list((tmp_path / "spool").glob("*.*e*"))
     (path,) = [path for path in paths if path.suffix in (".open", ".seg")]
@@ -117,6 +125,7 @@ def test_follows_a_server_that_restarts(tmp_path, start):
     first = Ring.create(tmp_path / "ring", 1 << 20, STREAM)
     writer = RingWriter(first)
     send(writer, make_sample("first"))
+    begin(writer, make_sample("cut-off", seed=3))
     write_rows(writer, make_sample("cut-off", seed=3), 0, 6)
     second = Ring.create(tmp_path / "ring", 1 << 20, STREAM)
     send(RingWriter(second), make_sample("second"))
@@ -133,3 +142,53 @@ def test_two_spools_on_one_folder_are_refused(tmp_path, start):
     second = start()
     _, said = second.popen.communicate(timeout=20)
     assert second.popen.returncode == 2 and "another spool" in said
+
+
+def test_everything_is_readable_by_its_owner_alone(tmp_path, start):
+    (tmp_path / "spool").mkdir(mode=0o755)
+    ring = Ring.create(tmp_path / "ring", 1 << 20, STREAM)
+    start()
+    assert send(RingWriter(ring), make_sample("a"))
+    until(lambda: stored(tmp_path) and (tmp_path / "spool" / "spool.json").exists())
+    paths = [tmp_path / "ring", *(tmp_path / "spool").iterdir()]
+    assert {path.suffix for path in paths} >= {".seg", ".json", ".lock", ".journal"}
+    assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
+    assert (tmp_path / "spool").stat().st_mode & 0o777 == 0o700
+
+
+def test_packs_training_rows_and_keeps_the_others(tmp_path):
+    settings = SpoolSettings(aux_format="int8", validation_share=0.5)
+    ring = Ring.create(tmp_path / "ring", 1 << 20, STREAM)
+    writer, spool = RingWriter(ring), Spool(tmp_path / "ring", tmp_path / "spool", settings)
+    wanted = {str(number): make_sample(str(number), seed=number) for number in range(30)}
+    wanted["reference"] = make_sample("reference", tenant=REFERENCE_TENANT)
+    for sample in wanted.values():
+        assert send(writer, sample)
+    while ring.tail != ring.head:
+        spool.step()
+    spool.close()
+    found = {sample.meta.sample_id: sample for sample in stored(tmp_path)}
+    assert found.keys() == wanted.keys()
+    formats = {name: sample.meta.aux_format for name, sample in found.items()}
+    assert set(formats.values()) == {"bf16", "int8"} and formats["reference"] == "bf16"
+    for name, sample in wanted.items():
+        whole = kept_whole(sample.meta.request_id, sample.meta.tenant, 0.5)
+        assert_same(found[name], sample if whole else pack(sample, "int8"))
+
+
+def test_the_status_tells_what_spool_and_ring_lost(tmp_path):
+    ring = Ring.create(tmp_path / "ring", 1 << 20, STREAM)
+    writer, now = RingWriter(ring), [5.0]
+    spool = Spool(tmp_path / "ring", tmp_path / "spool", SpoolSettings(), clock=lambda: now[0])
+    assert send(writer, make_sample("a"))
+    begin(writer, make_sample("gone"))
+    write_rows(writer, make_sample("gone"), 0, 3)
+    writer.discard("r-gone", "aborted")
+    writer.discard("r-never", "opt_out")
+    while ring.tail != ring.head:
+        spool.step()
+    spool.close()
+    status = json.loads((tmp_path / "spool" / "spool.json").read_text())
+    assert status["ring_dropped"] == {"aborted": 1, "opt_out": 1} and status["dropped"] == {}
+    assert (status["samples"], status["segments"], status["at"]) == (1, 1, 5.0)
+    assert status["bytes"] == sum(path.stat().st_size for path in (tmp_path / "spool").glob("*.seg"))
