@@ -35,6 +35,10 @@ class Seaweed:
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def master(self) -> str:
+        return f"http://127.0.0.1:{self._ports[1]}"
+
     def start(self) -> None:
         """Starts, or starts again on the same ports and data; returns when S3 answers."""
         self._ports = self._ports or free_ports(4)

@@ -79,9 +79,8 @@ def show(
 @app.command()
 def stats(config: Config = None) -> None:
     """Sums over all samples, and what waits or was dropped on the way to the dataset."""
-    from tide_platform.capture.spool import STATUS_FILE as SPOOL
-    from tide_platform.capture.spool import sealed_segments
-    from tide_platform.ingest.service import STATUS_FILE as INGEST
+    from tide_platform.capture.folder import STATUS_FILE as SPOOL
+    from tide_platform.capture.folder import sealed_segments
     from tide_platform.store.hidden_states import open_store
     from tide_platform.store.summary import summarize
 
@@ -101,8 +100,9 @@ def stats(config: Config = None) -> None:
         "flags": _counts(summary.flags),
         "segments waiting": len(sealed_segments(settings.spool_folder)),
     }
-    for title, name in (("spool", SPOOL), ("ingest", INGEST)):
-        lines[title] = _status(settings.spool_folder / name)
+    lines["spool"] = _status(settings.spool_folder / SPOOL)
+    for path in sorted(settings.spool_folder.glob("ingest*.json")):  # one a worker
+        lines[path.stem] = _status(path)
     for name, value in lines.items():
         typer.echo(f"{name:20} {value}")
 

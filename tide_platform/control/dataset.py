@@ -5,12 +5,24 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tide_platform.config import Settings
-from tide_platform.control.ledger import WindowRecord
+from sqlalchemy.exc import SQLAlchemyError
+
+from tide_platform.config import Settings, TideError
+from tide_platform.control.ledger import Ledger, WindowRecord
 from tide_platform.control.windows import REFERENCE_TENANT, Division, Ref, divide
 
 if TYPE_CHECKING:
     from tide_platform.store.hidden_states import HiddenStates
+
+
+class LedgerUnreachable(TideError):
+    """Which versions are pinned is not known."""
+
+    def __init__(self, url: str, error: Exception):
+        shown = url.rpartition("@")[2]  # no password
+        super().__init__(f"{shown}: the ledger cannot be read ({type(error).__name__}); check ledger.url")
+        self.url = url
+
 
 _lock = threading.Lock()  # one thread at a time uses the store's handle
 
@@ -45,6 +57,21 @@ class Dataset:
         return _opened(Settings(**fields).model_dump_json())
 
 
+def pinned_versions(settings: Settings) -> set[int]:
+    """Versions of the dataset that open windows were cut at; upkeep leaves them to their readers.
+
+    Raises :class:`LedgerUnreachable`.
+    """
+    try:
+        ledger = Ledger(settings.ledger.url)
+        try:
+            return {record.lance_version for record in ledger.open(settings.deployment)}
+        finally:
+            ledger.close()
+    except (SQLAlchemyError, OSError) as error:
+        raise LedgerUnreachable(settings.ledger.url, error) from error
+
+
 @dataclass(frozen=True)
 class WindowData:
     """A window's samples and the reference set, divided."""
@@ -57,16 +84,22 @@ class WindowData:
 def read_window(settings: Settings, record: WindowRecord) -> WindowData:
     """The data of a window, at the version that it was cut at.
 
-    Where the reference set was captured only later, the newest version serves: row ids stay the same.
+    Where that version is gone, or the reference set was captured only later, the newest serves: row ids stay
+    the same.
     Raises :class:`NoReference`, and what the store raises.
     """
+    from tide_platform.store.errors import VersionGone
     from tide_platform.store.hidden_states import open_store
 
     store = open_store(settings)
+    newest = store.tip().version
     own = f"_rowid > {record.after_row} AND " if record.after_row >= 0 else ""
     where = f"({own}_rowid <= {record.last_row}) OR tenant = '{REFERENCE_TENANT}'"
-    for version in (record.lance_version, store.tip().version):
-        refs = store.refs(version, where)
+    for version in (record.lance_version, newest):
+        try:
+            refs = store.refs(version, where)
+        except VersionGone:  # upkeep; of a window that is not open any more, or whose samples expired
+            refs = store.refs(version := newest, where)
         samples = [ref for ref in refs if ref.tenant != REFERENCE_TENANT]
         reference = [ref for ref in refs if ref.tenant == REFERENCE_TENANT]
         if reference:

@@ -1,93 +1,139 @@
-"""``tide ingest``: waits for sealed segments, commits them in batches, outlasts a store that is down."""
+"""``tide ingest``: waits for sealed segments, stores them, outlasts a store that is down."""
 
+import fcntl
 import json
 import logging
+import os
+import secrets
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import tenacity
 
-from tide_platform.capture.spool import sealed_segments
-from tide_platform.config import Settings
-from tide_platform.ingest.committer import Committer
-from tide_platform.ingest.lease import Lease
-from tide_platform.store.errors import StoreUnavailable
+from tide_platform.config import Settings, TideError
+from tide_platform.ingest.counts import Counts
+from tide_platform.ingest.segments import Segments
+from tide_platform.ingest.worker import Worker
+from tide_platform.store.errors import StoreError, StoreUnavailable
+from tide_platform.store.lease import StoreLease
+from tide_platform.store.pending import Pending
 
 log = logging.getLogger("tide.ingest")
-STATUS_FILE = "ingest.json"
+STATUS_FILE = "ingest.json"  # of the first worker on a spool folder, then ingest-1.json …
 _SAY_SECONDS = 30.0
 _ATTEMPTS_ONCE = 5
+_SLICE_SECONDS = 1.0  # of upkeep between two commits
 
 
 class Ingest:
-    """Holds the lease of the deployment's spool folder from its making to :meth:`close`."""
+    """One worker on the deployment's spool folder; there may be several, also on other machines.
 
-    def __init__(self, settings: Settings, stop: threading.Event | None = None):
+    ``pinned`` gives the versions of the dataset that upkeep must leave: those of open windows.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        stop: threading.Event | None = None,
+        pinned: Callable[[], set[int]] = set,
+    ):
         from tide_platform.store.hidden_states import open_store  # Lance takes a second
         from tide_platform.store.objects import ObjectStore
+        from tide_platform.store.upkeep import Upkeep
 
         self._folder, self._limits = settings.spool_folder, settings.ingest
-        self._lease = Lease(self._folder)
+        self._counts = Counts()
+        self._segments = Segments(self._folder, settings.ingest, self._counts)
+        self._slot, self._slot_file = _take_slot(self._folder)
         self._stop = stop or threading.Event()
         self._objects = ObjectStore(settings.storage)
-        self._committer = Committer(open_store(settings))
+        store = open_store(settings)
+        self._lease = StoreLease(
+            self._objects, f"{settings.deployment}/leases/commit", settings.ingest.lease_seconds
+        )
+        self._worker = Worker(
+            store,
+            Pending(self._objects, settings.deployment),
+            self._lease,
+            self._segments,
+            settings.ingest,
+            self._counts,
+            f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(2)}",
+        )
+        self._interval = settings.maintain.interval_s
+        self._upkeep = Upkeep(settings, store, self._objects, pinned)
+        self._kept_up = time.monotonic()
         self._said = 0.0
 
     @property
     def counts(self) -> dict[str, int]:
-        return self._committer.counts.to_json()
+        return self._counts.to_json()
+
+    @property
+    def status_file(self) -> Path:
+        name = STATUS_FILE if self._slot == 0 else f"ingest-{self._slot}.json"
+        return self._folder / name
 
     def run(self, once: bool = False) -> None:
-        """Until told to stop; ``once``: until no sealed segment is left, and then a store that stays down
-        raises :class:`StoreUnavailable`. Other typed errors of the store (keys, conditional puts) are
-        raised at once.
+        """Until told to stop; ``once``: until no sealed segment is left that no other worker has claimed,
+        and then a store that stays down raises :class:`StoreUnavailable`. Other typed errors of the store
+        (keys, conditional puts) are raised at once.
         """
         try:
             self._patiently(self._prepare, once)
             while not self._stop.is_set():
-                waiting = sealed_segments(self._folder)
-                if waiting and (once or self._due(waiting)):
-                    batch = self._batch(waiting)
-                    self._patiently(lambda paths=batch: self._committer.commit(paths), once)
+                if self._patiently(lambda: self._worker.step(at_once=once), once):
                     self._write_status()
-                elif once:
+                elif once and not self._worker.waiting:
                     return
                 else:
                     self._stop.wait(self._limits.poll_seconds)
+                if not once:
+                    self._keep_up()
         finally:
             self._write_status()
-            self._lease.release()
+            self._end()
 
-    def _prepare(self) -> None:
+    def _prepare(self) -> bool:
         self._objects.ensure_bucket()
         self._objects.probe_conditional_put()
+        return True
 
-    def _due(self, waiting: list[Path]) -> bool:
-        """Enough bytes, or the oldest has waited long enough: a commit costs a version and a fragment for
-        ever.
-        """
-        oldest = time.time() - waiting[0].stat().st_mtime
-        return oldest >= self._limits.commit_seconds or sum(_sizes(waiting)) >= self._limits.commit_bytes
+    def _keep_up(self) -> None:
+        """A short slice of upkeep, by the worker that commits; its failures never stop ingest."""
+        now = time.monotonic()
+        if not self._interval or not self._lease.epoch or now - self._kept_up < self._interval:
+            return
+        try:
+            finished = self._upkeep.run(_SLICE_SECONDS)
+        except TideError as error:
+            log.error("upkeep: %s", error)
+            self._upkeep.counts.failures += 1
+            finished = True
+        if finished:
+            self._kept_up = time.monotonic()
+        self._write_status()
 
-    def _batch(self, waiting: list[Path]) -> list[Path]:
-        """The oldest segments, up to ``commit_bytes``: what is held in memory at a time."""
-        total, batch = 0, []
-        for path, size in zip(waiting, _sizes(waiting), strict=True):
-            if batch and total + size > self._limits.commit_bytes:
-                break
-            total += size
-            batch.append(path)
-        return batch
+    def _end(self) -> None:
+        """The next worker need not wait for this one's leases to run out."""
+        self._worker.close()
+        for lease in (self._lease, self._upkeep.lease):
+            try:
+                lease.release()
+            except StoreError as error:
+                log.warning("%s", error)
+        self._slot_file.close()
 
-    def _patiently(self, call: Callable[[], None], once: bool) -> None:
+    def _patiently(self, call: Callable[[], bool], once: bool) -> bool:
         """Repeats ``call`` with growing pauses while the store is down; segments stay where they are
         meanwhile.
         """
         tries = tenacity.stop_after_attempt(_ATTEMPTS_ONCE) if once else tenacity.stop_never
         try:
-            tenacity.Retrying(
+            return tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type(StoreUnavailable),
                 wait=tenacity.wait_exponential_jitter(multiplier=0.5, max=30.0),
                 stop=tenacity.stop_any(tries, tenacity.stop_when_event_set(self._stop)),
@@ -98,20 +144,35 @@ class Ingest:
         except StoreUnavailable:
             if not self._stop.is_set():
                 raise
+        return False
 
     def _say(self, state: tenacity.RetryCallState) -> None:
+        self._counts.store_failures += 1
+        self._write_status()
         if self._said and time.monotonic() - self._said < _SAY_SECONDS:
             return
         self._said = time.monotonic()
         error = state.outcome.exception() if state.outcome else None
-        waiting = len(sealed_segments(self._folder))
+        waiting = len(self._segments.waiting())
         log.error("%s; %d segments wait, nothing is lost, trying again", error, waiting)
 
     def _write_status(self) -> None:
-        temporary = self._folder / f"{STATUS_FILE}.new"
-        temporary.write_text(json.dumps({"at": time.time(), **self.counts}))
-        temporary.rename(self._folder / STATUS_FILE)
+        upkeep = self._upkeep.counts.to_json()
+        status: dict[str, Any] = {"pid": os.getpid(), "at": time.time(), **self.counts}
+        status |= {f"upkeep_{name}": value for name, value in upkeep.items()}
+        temporary = self.status_file.with_suffix(".new")
+        temporary.write_text(json.dumps(status))
+        temporary.rename(self.status_file)
 
 
-def _sizes(paths: list[Path]) -> list[int]:
-    return [path.stat().st_size for path in paths]
+def _take_slot(folder: Path) -> tuple[int, Any]:
+    """A number that no other worker on this folder has, and the locked file that says so."""
+    slot = 0
+    while True:
+        file = (folder / f"ingest-{slot}.lock").open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return slot, file
+        except BlockingIOError:
+            file.close()
+            slot += 1

@@ -87,7 +87,7 @@ def services(settings: Settings, layout: Layout, inner: InnerPorts) -> list[Serv
         _mlflow(settings, layout),
         *_dagster(settings, layout, inner),
         *_serving(),
-        Service(INGEST, [tool("tide", "tide-platform"), "ingest"], stop_s=20),
+        Service(INGEST, [tool("tide", "tide-platform"), "ingest"], _upkeep(inner), stop_s=20),
     ]
 
 
@@ -183,6 +183,11 @@ def _serving() -> list[Service]:
         Service(SERVER, serve, stop_s=70, stop_group=False, restart=False),
         Service(PLAIN, serve, plain, stop_s=70, stop_group=False, restart=False),
     ]
+
+
+def _upkeep(inner: InnerPorts) -> dict[str, str]:
+    """Ingest keeps the dataset up as well, and has SeaweedFS give deleted bytes back."""
+    return {"TIDE_MAINTAIN__VACUUM_URL": f"http://{HOST}:{inner.master}"}
 
 
 def workspace_yaml(inner: InnerPorts) -> str:

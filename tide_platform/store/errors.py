@@ -37,6 +37,72 @@ class NoDataset(StoreError):
         self.uri = uri
 
 
+class VersionGone(StoreError):
+    """A version that upkeep removed; its rows that have not expired are in the newest one."""
+
+    def __init__(self, uri: str, version: int):
+        super().__init__(f"{uri}: no version {version}: it was cleaned up or never was; read the newest")
+        self.uri, self.version = uri, version
+
+
+class CommitRaced(StoreError):
+    """Another commit took place since the version that this one was prepared on; nothing was committed."""
+
+    def __init__(self, uri: str, version: int, what: str):
+        super().__init__(f"{uri}: version {version} is outdated: {what}; read the newest and commit again")
+        self.uri, self.version = uri, version
+
+
+class ManifestDamaged(StoreError):
+    """The newest version cannot be read, as a power cut leaves it."""
+
+    def __init__(self, uri: str, what: str):
+        super().__init__(
+            f"{uri}: its newest version cannot be read ({what}); `tide maintain --once` sets it aside and "
+            "says what is lost"
+        )
+        self.uri, self.what = uri, what
+
+
+class EntryCorrupt(StoreError):
+    """A pending entry whose bytes are not those that were written."""
+
+    def __init__(self, uri: str, what: str):
+        super().__init__(f"{uri}: {what}; its writer stores the samples again")
+        self.uri, self.what = uri, what
+
+
+class SampleReleased(StoreError):
+    """Samples that this consumer has given up, or whose batch was aborted."""
+
+    def __init__(self, uri: str, sample_ids: list[str]):
+        some = ", ".join(sample_ids[:3]) + (" …" if len(sample_ids) > 3 else "")
+        super().__init__(f"{uri}: {len(sample_ids)} samples were released or aborted: {some}; put them again")
+        self.uri, self.sample_ids = uri, sample_ids
+
+
+class StaleGeneration(StoreError):
+    """A key of an earlier put of the same sample."""
+
+    def __init__(self, uri: str, sample_id: str, asked: int, current: int):
+        super().__init__(
+            f"{uri}: sample {sample_id}: generation {asked} was replaced by {current}; ask with the key "
+            "that the last put returned"
+        )
+        self.uri, self.sample_id, self.asked, self.current = uri, sample_id, asked, current
+
+
+class BudgetExceeded(StoreError):
+    """A put that the store's byte budget has no room for; nothing of it was stored."""
+
+    def __init__(self, uri: str, wanted: int, used: int, budget: int):
+        super().__init__(
+            f"{uri}: {wanted} bytes do not fit: {used} of {budget} are used; release samples and run gc, or "
+            "raise the budget"
+        )
+        self.uri, self.wanted, self.used, self.budget = uri, wanted, used, budget
+
+
 class StreamMismatch(StoreError):
     """Samples of another target, or of another shape, than the dataset's."""
 
@@ -81,7 +147,7 @@ class ConditionalPutIgnored(StoreError):
     def __init__(self, uri: str):
         super().__init__(
             f"{uri}: this store ignores If-None-Match, so two commits can overwrite each other unseen; use "
-            "one that honours conditional puts (AWS S3, SeaweedFS, MinIO, Ceph, R2)"
+            "one that honours conditional puts (AWS S3, SeaweedFS, MinIO, Ceph, R2), or a local folder"
         )
         self.uri = uri
 

@@ -5,9 +5,19 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from tide_platform.store.errors import ObjectMissing, StoreUnavailable
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One object of a listing."""
+
+    key: str
+    size: int
+    modified: float  # Unix time, of the store's clock
 
 
 class LocalFiles:
@@ -47,11 +57,21 @@ class LocalFiles:
     def exists(self, name: str) -> bool:
         return (self._root / name).is_file()
 
-    def list(self, prefix: str) -> list[str]:
-        """Names that start with ``prefix``, as S3 lists them: sorted, whatever the folders."""
+    def entries(self, prefix: str) -> list[Entry]:
+        """What starts with ``prefix``, as S3 lists it: sorted, whatever the folders."""
         top = self._root / prefix.rpartition("/")[0]
-        names = (path.relative_to(self._root).as_posix() for path in top.rglob("*") if path.is_file())
-        return sorted(name for name in names if name.startswith(prefix) and not name.endswith(".part"))
+        found = []
+        for path in top.rglob("*"):
+            name = path.relative_to(self._root).as_posix()
+            if not name.startswith(prefix) or name.endswith(".part"):
+                continue
+            try:
+                stat = path.stat()
+            except FileNotFoundError:  # gone since
+                continue
+            if not path.is_dir():
+                found.append(Entry(name, stat.st_size, stat.st_mtime))
+        return sorted(found, key=lambda entry: entry.key)
 
     def delete(self, name: str) -> None:
         (self._root / name).unlink(missing_ok=True)

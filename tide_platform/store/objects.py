@@ -10,13 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tide_platform.config.schema import Storage
-from tide_platform.store.errors import ConditionalPutIgnored, ObjectCorrupt, ObjectMissing
-from tide_platform.store.local_files import LocalFiles
+from tide_platform.store.errors import ConditionalPutIgnored, ObjectCorrupt, ObjectMissing, StoreUnavailable
+from tide_platform.store.local_files import Entry, LocalFiles
 from tide_platform.store.location import Location
 
 # written last: a folder without it was not stored whole
 INVENTORY = "tide-files.json"
 _RACERS = 8
+_PROBES = 3
 
 
 class ObjectStore:
@@ -50,9 +51,21 @@ class ObjectStore:
         """Whether there is such an object, or a folder that was stored whole."""
         return self._files.exists(key) or self._files.exists(_inventory(key))
 
+    def entries(self, prefix: str = "") -> list[Entry]:
+        """Keys that start with ``prefix`` with their sizes and ages, sorted."""
+        return self._files.entries(prefix)
+
     def list(self, prefix: str = "") -> list[str]:
         """Keys that start with ``prefix``, sorted."""
-        return self._files.list(prefix)
+        return [entry.key for entry in self._files.entries(prefix)]
+
+    def delete(self, key: str) -> None:
+        """No error where there is none."""
+        self._files.delete(key)
+
+    def upload(self, path: Path, key: str) -> None:
+        """One file; a large one in several parts at a time."""
+        self._files.upload(path, key)
 
     def put_folder(self, folder: Path, key: str) -> dict[str, str]:
         """Stores every file below ``folder``; returns their SHA-256 by relative path."""
@@ -88,21 +101,22 @@ class ObjectStore:
     def probe_conditional_put(self) -> None:
         """Two conditional puts in a row, then several at once: exactly one of each may win.
 
-        Raises :class:`ConditionalPutIgnored`.
+        A put that nobody wins says nothing: its answer was lost, and the client's own retry refused. Raises
+        :class:`ConditionalPutIgnored`; :class:`StoreUnavailable` where it stays unclear.
         """
-        key = f".tide-probe/{secrets.token_hex(8)}"
-        try:
-            won = [
-                self._files.put(key, b"1", only_if_absent=True),
-                self._files.put(key, b"2", only_if_absent=True),
-            ]
-            if won != [True, False]:
+        for _ in range(_PROBES):
+            key = f".tide-probe/{secrets.token_hex(8)}"
+            try:
+                twice = sum(self._files.put(key, number, only_if_absent=True) for number in (b"1", b"2"))
+                at_once = self._race(f"{key}-race")
+            finally:
+                self._files.delete(key)
+                self._files.delete(f"{key}-race")
+            if max(twice, at_once) > 1:
                 raise ConditionalPutIgnored(self._location.uri(""))
-            if self._race(f"{key}-race") != 1:
-                raise ConditionalPutIgnored(self._location.uri(""))
-        finally:
-            self._files.delete(key)
-            self._files.delete(f"{key}-race")
+            if twice == at_once == 1:
+                return
+        raise StoreUnavailable(self._location.uri(""), "answers to conditional puts were lost")
 
     def _race(self, key: str) -> int:
         barrier = threading.Barrier(_RACERS)

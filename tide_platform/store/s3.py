@@ -10,6 +10,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from tide_platform.store.errors import ObjectMissing, StoreRefused, StoreUnavailable
+from tide_platform.store.local_files import Entry
 from tide_platform.store.location import Location
 
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
@@ -90,12 +91,16 @@ class S3Files:
             return False
         return True
 
-    def list(self, prefix: str) -> list[str]:
+    def entries(self, prefix: str) -> list[Entry]:
         start = self._key(prefix)
         cut = len(self._key("")) if self._location.prefix else 0
         with self._errors(prefix):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=start)
-            return [item["Key"][cut:] for page in pages for item in page.get("Contents", [])]
+            return [
+                Entry(item["Key"][cut:], item["Size"], item["LastModified"].timestamp())
+                for page in pages
+                for item in page.get("Contents", [])
+            ]
 
     def delete(self, name: str) -> None:
         with self._errors(name):

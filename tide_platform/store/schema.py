@@ -1,6 +1,8 @@
 """The dataset's columns: one row a sample, one blob column a large tensor, the rest plain (design 4.2).
 
 Shapes are not stored: H and K are the stream's, R and M the lengths of ``row_pos`` and ``teacher_pos``.
+Packed aux states stay as the spool packed them (``aux_format``). Teacher ids take two bytes each where the
+vocabulary allows it.
 """
 
 import json
@@ -18,8 +20,9 @@ from tide_platform.capture.segment import crc32c
 STREAM_KEY = b"tide.stream"
 BLOBS = ("aux", "teacher_ids", "teacher_logp")
 LISTS = tuple(name for name in TENSORS if name not in BLOBS)
-# all blobs of an append in one file: a put costs an object store milliseconds, however small
-_ONE_PACK = 1 << 30
+# a blob of this size is an object of its own, smaller ones share one a fragment: measured on SeaweedFS
+# (docs/storage.md), reads are 1.6 times as fast as from one large pack, at the same speed of writing
+_DEDICATED = 256 << 10
 _TYPES: dict[Any, pa.DataType] = {
     str: pa.string(),
     int: pa.int64(),
@@ -33,7 +36,7 @@ def dataset_schema(stream: StreamMeta) -> pa.Schema:
     columns = [pa.field(name, kind) for name, kind in META.items()]
     columns += [pa.field(name, pa.list_(pa.from_numpy_dtype(np.dtype(TENSORS[name][0])))) for name in LISTS]
     for name in BLOBS:
-        columns.append(lance.blob_field(name, dedicated_size_threshold=_ONE_PACK))
+        columns.append(lance.blob_field(name, dedicated_size_threshold=_DEDICATED))
         columns += [pa.field(f"{name}_bytes", pa.int64()), pa.field(f"{name}_crc32c", pa.uint32())]
     return pa.schema(columns, metadata={STREAM_KEY: json.dumps(stream.to_json(), sort_keys=True)})
 
@@ -43,6 +46,7 @@ def stream_of(schema: pa.Schema) -> StreamMeta:
 
 
 def to_table(samples: Sequence[Sample], schema: pa.Schema) -> pa.Table:
+    stream = stream_of(schema)
     metas = [sample.meta.to_json() for sample in samples]
     columns: dict[str, Any] = {
         name: pa.array([meta[name] for meta in metas], kind) for name, kind in META.items()
@@ -50,7 +54,7 @@ def to_table(samples: Sequence[Sample], schema: pa.Schema) -> pa.Table:
     for name in LISTS:
         columns[name] = pa.array([sample.tensors[name] for sample in samples], schema.field(name).type)
     for name in BLOBS:
-        arrays = [np.ascontiguousarray(sample.tensors[name]) for sample in samples]
+        arrays = [np.ascontiguousarray(stored_array(name, sample, stream)) for sample in samples]
         columns[name] = lance.blob_array([array.tobytes() for array in arrays])
         columns[f"{name}_bytes"] = pa.array([array.nbytes for array in arrays], pa.int64())
         columns[f"{name}_crc32c"] = pa.array([crc32c(array) for array in arrays], pa.uint32())
@@ -62,5 +66,29 @@ def to_meta(row: dict[str, Any]) -> SampleMeta:
     return SampleMeta.from_json({name: row[name] for name in META})
 
 
-def blob_shape(name: str, stream: StreamMeta, rows: int) -> tuple[int, int]:
-    return (rows, 3 * stream.hidden_size) if name == "aux" else (rows, stream.teacher_k)
+def stored_array(name: str, sample: Sample, stream: StreamMeta) -> np.ndarray:
+    """The tensor as it is stored."""
+    array = sample.tensors[name]
+    return array.astype(np.uint16) if name == "teacher_ids" and _narrow(stream) else array
+
+
+def blob_array(
+    name: str, blob: bytes, aux_format: str, stream: StreamMeta, rows: int, teachers: int
+) -> np.ndarray | None:
+    """The tensor of a stored blob, aux states still packed; None where its length is not the shape's."""
+    if name == "aux" and aux_format != "bf16":
+        return np.frombuffer(blob, np.uint8)  # its length is checked where it is unpacked
+    shape = (rows, 3 * stream.hidden_size) if name == "aux" else (teachers, stream.teacher_k)
+    kind = np.uint16 if name == "teacher_ids" and _narrow(stream) else np.dtype(TENSORS[name][0])
+    if len(blob) != shape[0] * shape[1] * np.dtype(kind).itemsize:
+        return None
+    return np.frombuffer(blob, kind).reshape(shape).astype(TENSORS[name][0], copy=False)
+
+
+def stored_bytes(sample: Sample) -> int:
+    """Of its large tensors, at most."""
+    return sum(sample.tensors[name].nbytes for name in BLOBS)
+
+
+def _narrow(stream: StreamMeta) -> bool:
+    return stream.vocab_size <= 1 << 16

@@ -1,22 +1,24 @@
 """The Lance dataset, on a local folder."""
 
-import time
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.synthetic import STREAM, assert_same, make_sample
+from tide_platform.capture.packing import pack, unpack
 from tide_platform.config import Settings
 from tide_platform.store.errors import (
     BlobCorrupt,
+    CommitRaced,
     NoDataset,
     SamplesMissing,
     StoreUnavailable,
     StreamMismatch,
 )
-from tide_platform.store.feature_store import FeatureStore
 from tide_platform.store.hidden_states import Tip, open_store
+from tide_platform.store.lance_features import LanceFeatureStore
 
 SAMPLES = [make_sample(f"s{number}", 5 + number, seed=number, flags=("grammar",)) for number in range(6)]
 
@@ -80,7 +82,7 @@ def test_an_append_is_one_version_and_a_fragment_each_tenant_and_day(store):
     ]
     tip = store.append(mixed, ["x", "y"])
     assert tip == Tip(version + 1, 4) == store.tip()
-    assert sorted(fragment.count_rows() for fragment in store._require().get_fragments()) == [1, 1, 2]
+    assert sorted(fragment.count_rows() for fragment in store.handle.require().get_fragments()) == [1, 1, 2]
     assert store.committed_segments() == {"x", "y"}
     assert [ref.sample_id for ref in store.refs(where="tenant = 'other'")] == ["b"]
 
@@ -139,16 +141,6 @@ def test_missing_samples_are_named(store):
         list(store.load([replace(ref, row_id=ref.row_id + 7)]))
 
 
-def test_is_a_feature_store(store):
-    features: FeatureStore = store
-    assert features.put(SAMPLES, "batch") == len(SAMPLES)
-    features.abort("batch")
-    refs = store.refs()
-    assert len(list(features.get(refs))) == len(SAMPLES)
-    features.release(refs)
-    assert features.health().ok
-
-
 def test_a_store_that_is_down_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
@@ -156,16 +148,14 @@ def test_a_store_that_is_down_says_so(tmp_path, monkeypatch):
     store = open_store(settings)
     with pytest.raises(StoreUnavailable, match=r"s3://bucket/p/demo/hidden_states.lance"):
         store.tip()
-    assert not store.health().ok
+    assert not LanceFeatureStore(store).health().ok
 
 
-def test_refs_of_thousands_of_rows_are_fast(store):
+def test_refs_of_thousands_of_rows(store):
     rows = [make_sample(f"m{number}", 2, seed=number % 7) for number in range(4000)]
     for start in range(0, 4000, 1000):
         store.append(rows[start : start + 1000], [str(start)])
-    start = time.monotonic()
     assert len(store.refs()) == 4000
-    assert time.monotonic() - start < 3.0
     np.testing.assert_array_equal(
         next(iter(store.load(["m3999"]))).tensors["input_ids"], rows[-1].tensors["input_ids"]
     )
@@ -175,3 +165,78 @@ def test_where_speaks_of_row_ids_too(store):
     store.append(SAMPLES, ["1"])
     refs = store.refs()
     assert store.refs(where=f"_rowid > {refs[3].row_id}") == refs[4:]
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_packed_samples_are_stored_as_they_came_and_come_out_unpacked(store, form):
+    packed = [pack(sample, form) for sample in SAMPLES[:3]] + SAMPLES[3:]
+    store.append(packed, ["1"])
+    assert [ref.aux_format for ref in store.refs()] == [form] * 3 + ["bf16"] * 3
+    assert len(store.refs(where=f"aux_format = '{form}'")) == 3
+    features = 3 * STREAM.hidden_size
+    for found, sample in zip(store.load(store.refs()), packed, strict=True):
+        assert_same(found, unpack(sample, features))
+    stored = store.handle.require().to_table(columns=["aux_bytes", "teacher_ids_bytes"]).to_pydict()
+    assert stored["aux_bytes"] == [sample.tensors["aux"].nbytes for sample in packed]
+    ids = [sample.tensors["teacher_ids"] for sample in packed]
+    assert stored["teacher_ids_bytes"] == [each.nbytes // 2 for each in ids], "a small vocabulary"
+
+
+def test_teacher_ids_of_a_large_vocabulary(settings):
+    stream = replace(STREAM, vocab_size=1 << 17)
+    store = open_store(settings)
+    store.ensure(stream)
+    sample = make_sample("a")
+    sample.tensors["teacher_ids"][0, 0] = 100_000
+    store.append([sample], ["1"])
+    assert_same(next(store.load(["a"])), sample)
+
+
+def test_a_packed_sample_of_another_width_is_refused(store):
+    packed = pack(SAMPLES[0], "int8")
+    packed.tensors["aux"] = packed.tensors["aux"][:-1]
+    with pytest.raises(StreamMismatch, match="hidden_size"):
+        store.append([packed], ["1"])
+
+
+def test_two_commits_on_one_snapshot(settings, store):
+    """Also across a commit that the second has not seen, and on an empty dataset."""
+    other = open_store(settings)
+    for number in range(3):
+        ours, theirs = store.snapshot(), other.snapshot()
+        store.commit(store.write([make_sample(f"a{number}")]), [f"a{number}"], ours)
+        with pytest.raises(CommitRaced, match="read the newest"):
+            other.commit(other.write([make_sample(f"b{number}")]), [f"b{number}"], theirs)
+    assert [ref.sample_id for ref in store.refs()] == ["a0", "a1", "a2"]
+
+
+def test_a_poll_costs_two_reads_at_most(store):
+    dataset = store.handle.require()
+    for number in range(30):
+        store.append([make_sample(f"s{number}")], [str(number)])
+    reader = store.handle.open(dataset.version)
+    reader.io_stats_incremental()
+    reader.checkout_version(reader.latest_version).count_rows()
+    assert reader.io_stats_incremental().read_iops <= 3
+
+
+def test_the_time_index_is_there_and_used(store):
+    store.append(SAMPLES, ["1"])
+    store.handle.require().optimize.optimize_indices()
+    dataset = store.handle.require()
+    assert "BTree" in dataset.scanner(columns=["sample_id"], filter="captured_at >= 5").explain_plan()
+
+
+def test_what_is_read_back(store):
+    store.append([make_sample(f"s{number}", 3000, seed=number) for number in range(4)], ["1"])
+    wanted = {f"s{number}": 1.8e9 for number in range(5)}
+    rng = random.Random(1)
+    assert store.read_back(wanted, 1.0, rng) == ({"s4"}, [])
+    (blob,) = store.handle.folder.rglob("*.blob")
+    content = bytearray(blob.read_bytes())
+    content[len(content) // 2] ^= 1
+    blob.write_bytes(content)
+    missing, damaged = store.read_back(wanted, 1.0, rng)
+    assert missing == {"s4"} and len(damaged) == 1
+    store.remove(damaged)
+    assert store.tip().rows == 3
