@@ -5,6 +5,9 @@ TORCH_VERSION := 2.13.0
 # cpu | auto | cu130 | rocm6.4 ...: which PyTorch build; only `cpu` never downloads a GPU build
 TORCH_BACKEND ?= cpu
 DEMO_ARGS     ?=
+# the Python that has SGLang and the project (pip install --no-deps -e .), as in SGLang's own images
+GPU_PYTHON    ?= $(shell command -v $(PYTHON))
+GPU_ARGS      ?=
 
 UV      := .tools/bin/uv
 # a folder of torch wheels that pip was told of (find-links) is used before any download
@@ -13,7 +16,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-faults test-unit test-integration lint lock docs clean
+.PHONY: help setup setup-next demo gpu test test-faults test-unit test-integration lint lock docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -43,12 +46,26 @@ endef
 	$(UV) pip install -q --python .venv-serving --no-deps -e .
 	@touch $@
 
+# the next SGLang version that has an adapter (docs/upgrade-sglang.md); only tests and those who ask for it need it
+.venv-serving-next/.ready: requirements/serving-next.txt pyproject.toml $(wildcard patches/*/pyproject.toml) | $(UV)
+	$(call install,.venv-serving-next,requirements/serving-next.txt)
+	for name in torchvision sgl_kernel; do \
+	  .venv-serving-next/bin/python -c "import $$name" 2>/dev/null || \
+	  $(UV) pip install -q --python .venv-serving-next --no-deps ./patches/$$name || exit 1; done
+	$(UV) pip install -q --python .venv-serving-next --no-deps -e .
+	@touch $@
+
 setup: .venv/.ready .venv-serving/.ready  ## install both environments (done by every target that needs them)
+
+setup-next: .venv-serving-next/.ready  ## install SGLang 0.5.23 as well, beside them
 
 demo: setup  ## serve, capture, fine-tune, validate and deploy a draft on this machine; DEMO_ARGS="--workload code"
 	.venv/bin/tide demo $(DEMO_ARGS)
 
-test: setup lint  ## the test suite: fast unit tests first, then real services (20 minutes)
+gpu: .venv/.ready  ## what a CUDA or ROCm box shows, as one JSON object; GPU_PYTHON=the python with SGLang, GPU_ARGS="--config FILE"
+	TIDE_SERVING__PYTHON=$(GPU_PYTHON) .venv/bin/python -m tide_platform.bench.gpu $(GPU_ARGS)
+
+test: setup setup-next lint  ## the test suite: fast unit tests first, then real services (20 minutes)
 	.venv/bin/pytest -m "not faults"
 
 test-faults: setup  ## the slow ones: the whole stack killed, interrupted, restarted (10 minutes)
@@ -57,7 +74,7 @@ test-faults: setup  ## the slow ones: the whole stack killed, interrupted, resta
 test-unit: setup  ## unit tests only (two minutes)
 	.venv/bin/pytest tests/unit
 
-test-integration: setup  ## tests against real services only
+test-integration: setup setup-next  ## tests against real services only
 	.venv/bin/pytest tests/integration
 
 lint: .venv/.ready  ## ruff, pyright, import contracts
@@ -69,9 +86,10 @@ lint: .venv/.ready  ## ruff, pyright, import contracts
 lock: | $(UV)  ## resolve requirements/*.in again (the locks hold names and versions only)
 	$(UV) pip compile -q --universal --python-version 3.11 --no-header --no-emit-package torch -o requirements/dev.txt requirements/dev.in
 	$(UV) pip compile -q --universal --python-version 3.11 --no-header --excludes requirements/excludes.txt -o requirements/serving.txt requirements/serving.in
+	$(UV) pip compile -q --universal --python-version 3.11 --no-header --excludes requirements/excludes.txt --excludes requirements/serving-next-excludes.txt -o requirements/serving-next.txt requirements/serving-next.in
 
 docs: .venv/.ready  ## generate docs/support.md from the code
 	{ sed '/^| feature/,$$d' docs/support.md; .venv/bin/python -c 'from tide_platform.engine.support import markdown_table; print(markdown_table(), end="")'; } > docs/support.md.new && mv docs/support.md.new docs/support.md
 
 clean:  ## remove the environments and the local stack's state (.tide)
-	rm -rf .venv .venv-serving .tide
+	rm -rf .venv .venv-serving .venv-serving-next .tide

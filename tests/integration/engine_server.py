@@ -46,9 +46,13 @@ class EngineServer:
     def log(self) -> Path:
         return self.folder / "sglang.log"
 
-    def client(self, timeout: float = 300) -> httpx.Client:
+    def client(self, timeout: float = 300, source: str | None = None) -> httpx.Client:
+        """``source``: the address on this machine that the server sees as its peer."""
         return httpx.Client(
-            base_url=self.url, timeout=timeout, headers={"Authorization": f"Bearer {KEY}"}, trust_env=False
+            base_url=self.url,
+            timeout=timeout,
+            headers={"Authorization": f"Bearer {KEY}"},
+            transport=httpx.HTTPTransport(local_address=source),
         )
 
     def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
@@ -81,17 +85,18 @@ class EngineServer:
         """What the spool sealed of these requests; waits for all of them."""
         until = time.monotonic() + seconds
         while True:
-            found = {
-                sample.meta.request_id: sample
-                for path in sealed_segments(self.settings.spool_folder)
-                for sample in read_segment(path)[1]
-            }
+            found = {sample.meta.request_id: sample for sample in self.sealed()}
             if set(rids) <= found.keys():
                 return {rid: found[rid] for rid in rids}
             if time.monotonic() > until:
                 missing = sorted(set(rids) - found.keys())
                 raise AssertionError(f"not in the spool: {missing}; status {self.status()}")
             time.sleep(0.2)
+
+    def sealed(self) -> list[Sample]:
+        """All samples that the spool has sealed so far."""
+        folder = self.settings.spool_folder
+        return [sample for path in sealed_segments(folder) for sample in read_segment(path)[1]]
 
     def end(self) -> None:
         self.members = self.members + [m for child in self.children for m in tree(child.pid)]
@@ -100,9 +105,16 @@ class EngineServer:
 
 
 def start_server(
-    folder: Path, target: Path, draft: Path | None, extra: list[str], **serving: Any
+    folder: Path,
+    target: Path,
+    draft: Path | None,
+    extra: list[str],
+    aux_layers: tuple[int, ...] = AUX_LAYERS,
+    capture: dict[str, Any] | None = None,
+    **serving: Any,
 ) -> EngineServer:
-    """Starts SGLang on the CPU and its spool, waits until it answers. ``draft`` is staged by its digest.
+    """Starts SGLang on the CPU and its spool, waits until it answers. ``draft`` is staged by its digest;
+    ``capture`` and ``serving`` are settings of those sections.
 
     Raises AssertionError with the end of the log where the server does not come up.
     """
@@ -112,9 +124,11 @@ def start_server(
     settings.capture.segment_seconds = 0.5
     for name, value in ({"dtype": "float32", "threads": 1} | serving).items():
         setattr(settings.serving, name, value)
+    for name, value in (capture or {}).items():
+        setattr(settings.capture, name, value)
     staged = None
     if draft is not None:
-        staged = StagedDraft(stage(draft, settings.drafts_folder), draft_digest(draft), AUX_LAYERS)
+        staged = StagedDraft(stage(draft, settings.drafts_folder), draft_digest(draft), aux_layers)
     interpreter = probe_interpreter(find_python(settings), list(ADAPTERS))
     plan = plan_launch(settings, check_target(target), staged, interpreter)
     plan.engine_config_path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,11 @@ class EngineConfig(BaseModel):
     capture_default: str  # allow | deny
     sampling_rate: float
     deny_tenants: list[str] = []  # never captured, whatever a request says
+    allow_tenants: list[str] | None = None  # only these are captured; None: all
+    trusted_proxies: list[str] = []  # networks whose word on tenant and consent is taken
+    bytes_per_second: int | None = None  # what capture may write; None: no limit
+    prompt_tail_tokens: int | None = None  # of a prompt, its last so many are kept; None: all
+    max_request_tokens: int | None = None  # longer requests are not captured
     teacher_k: int
     ring_path: Path | None  # the shared-memory file between the scheduler and the spool; None: no capture
     ring_bytes: int

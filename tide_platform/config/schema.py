@@ -1,5 +1,6 @@
 """The one typed configuration of a deployment: every setting, its unit and its default."""
 
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,8 @@ class Serving(Section):
         None  # interpreter with SGLang; None: .venv-serving beside the project, else this one
     )
     k: int = Field(default=2, ge=0, le=16)  # speculative steps; 0 serves the target alone
+    adaptive: bool = False  # SGLang changes k between rounds, by batch size and acceptance
+    adaptive_config: Path | None = None  # its JSON file of candidate steps; None: SGLang's own
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     context_length: int = Field(default=1024, ge=16)
     max_running_requests: int = Field(default=16, ge=1)
@@ -29,9 +32,12 @@ class Serving(Section):
     max_total_tokens: int | None = Field(default=16384, ge=64)
     radix_cache: bool = True
     chunked_prefill_size: int = 2048  # tokens; -1 never splits a prompt
+    overlap_schedule: bool = False  # on a GPU, with a draft: untested together with capture
     threads: int = Field(default=2, ge=1)  # OMP_NUM_THREADS of the server
     tp_size: int = Field(default=1, ge=1)
     attention_backend: str | None = None  # None: torch_native on CPU, else SGLang's own choice
+    reasoning_parser: str | None = None  # of the target's thinking, by SGLang's name
+    tool_call_parser: str | None = None  # of the target's tool calls, by SGLang's name
     accept_lossy: bool = False  # serve although the verify rule changes what is said
     accept_threshold_single: float = Field(default=1.0, gt=0, le=1)  # below 1 is lossy
     accept_threshold_acc: float = Field(default=1.0, gt=0, le=1)  # below 1 is lossy
@@ -46,12 +52,23 @@ class Capture(Section):
     default: Literal["allow", "deny"] = "allow"  # for requests that do not say
     sampling_rate: float = Field(default=1.0, ge=0, le=1)  # share of requests kept, by hash of the request
     deny_tenants: list[str] = []  # tenants that are never captured, whatever a request says
-    teacher_k: int = Field(default=64, ge=1, le=128)  # top-K log-probabilities kept a row
+    allow_tenants: list[str] | None = None  # only these are captured; None: all but the denied ones
+    # networks whose word on tenant, conversation and consent is taken; `deny` is taken from anyone
+    trusted_proxies: list[IPv4Network | IPv6Network] = [IPv4Network("127.0.0.0/8"), IPv6Network("::1/128")]
+    bytes_per_second: int | None = Field(default=None, ge=0)  # into the ring; None: no limit
+    prompt_tail_tokens: int | None = Field(default=None, ge=1)  # kept of a longer prompt; None: all of it
+    max_request_tokens: int | None = Field(default=None, ge=1)  # longer requests are not captured
+    teacher_k: int = Field(default=16, ge=1, le=128)  # top-K log-probabilities kept a row
+    # how the aux states of training rows are stored; validation and reference rows stay bf16. Both defaults
+    # are the smallest that cost no acceptance (docs/benchmarks.md)
+    aux_format: Literal["bf16", "int8", "int4"] = "int4"
     ring_bytes: int = Field(default=256 << 20, ge=1 << 20)  # shared memory between server and spool
     # a longer request is stored as stretches of this length
     max_sample_tokens: int = Field(default=4096, ge=16)
     segment_bytes: int = Field(default=32 << 20, ge=1 << 16)  # a segment is sealed at this size ...
     segment_seconds: float = Field(default=2.0, gt=0)  # ... or at this age
+    # sealed segments that wait for ingest; beyond, the oldest is deleted and counted
+    spool_bytes: int = Field(default=8 << 30, ge=1 << 20)
 
 
 class Storage(Section):
@@ -70,6 +87,29 @@ class Ingest(Section):
     commit_bytes: int = Field(default=64 << 20, ge=1 << 16)  # a commit holds about so many at most
     commit_seconds: float = Field(default=2.0, ge=0)  # ... and waits for no more than so long
     poll_seconds: float = Field(default=0.5, gt=0)
+    # a committer that gave no sign of life for so long is replaced by another worker
+    lease_seconds: float = Field(default=10.0, gt=0)
+    # of the samples are read back whole and compared before their segments are deleted; all are looked for
+    read_back_share: float = Field(default=0.02, ge=0, le=1)
+
+
+class Retention(Section):
+    """How long samples are kept (see docs/storage.md); expiry does not wait for windows that use them."""
+
+    days: float | None = Field(default=None, gt=0)  # None: for ever
+    tenants: dict[str, float] = {}  # hours, for tenants that have a rule of their own
+
+
+class Maintain(Section):
+    """Upkeep of the dataset (`tide maintain`)."""
+
+    # `tide ingest` does it so often, between its commits; 0 leaves it to `tide maintain`
+    interval_s: float = Field(default=60.0, ge=0)
+    max_fragments: int = Field(default=500, ge=8)
+    keep_hours: float = Field(default=1.0, gt=0)  # versions younger than this stay, for readers
+    orphan_hours: float = Field(default=24.0, ge=1)  # files of dead writers are removed at this age
+    # master of a SeaweedFS whose deleted bytes are to be given back
+    vacuum_url: str | None = None
 
 
 class Window(Section):
@@ -145,6 +185,8 @@ class Settings(Section):
     capture: Capture = Capture()
     storage: Storage = Storage()
     ingest: Ingest = Ingest()
+    retention: Retention = Retention()
+    maintain: Maintain = Maintain()
     window: Window = Window()
     training: Training = Training()
     gate: Gate = Gate()

@@ -5,6 +5,9 @@ A captured row depends on nothing but the tokens up to it. So where a request sk
 because the server had them cached (a system prompt, mostly), the rows of any other sample with the same first
 tokens are its own, up to the rounding of another batch shape. The serving draft *does* attend to those
 positions; a draft trained, or replayed, without them sees another context than it is served in.
+
+Rows go from one sample to another of the same tenant only: what is trained on for one tenant holds nothing of
+another's. A request that may not be kept is in no dataset, so it gives nothing either.
 """
 
 import hashlib
@@ -14,12 +17,12 @@ import numpy as np
 
 from tide_platform.capture.record import Sample
 
-Key = bytes  # digest of the tokens 0 .. p
+Key = bytes  # digest of the tenant and the tokens 0 .. p
 
 
 def fill_prefixes(samples: Sequence[Sample], donors: Iterable[Sample] = ()) -> list[Sample]:
-    """The samples, in order, with leading holes filled from one another and from ``donors`` where they can
-    be.
+    """The samples, in order, with leading holes filled from one another and from ``donors`` of the same
+    tenant where they can be.
 
     Only holes before a sample's first captured row are filled, and only in samples that start at position 0.
     """
@@ -50,7 +53,7 @@ def _missing(sample: Sample) -> int:
 
 
 def _keys(sample: Sample, count: int) -> list[Key]:
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(f"{sample.meta.tenant}\n".encode(), digest_size=16)
     keys = []
     for token in sample.tensors["input_ids"][:count]:
         digest.update(int(token).to_bytes(4, "little"))

@@ -7,8 +7,8 @@ from typing import Any
 
 from tide_platform.config import TideError
 from tide_platform.config.engine import EngineConfig
-from tide_platform.engine.capture import Capture
 from tide_platform.engine.reload import ReloadFailed, ServedDraft, reload_draft
+from tide_platform.engine.rows import RowHooks
 
 
 class Control:
@@ -20,11 +20,11 @@ class Control:
         adapter: str,
         verify_rule: str,
         served: ServedDraft | None,
-        capture: Capture | None,
+        rows: RowHooks,
         missing_hooks: Callable[[], list[str]],
     ):
         self.config, self.adapter, self.verify_rule = config, adapter, verify_rule
-        self.served, self.capture, self.missing_hooks = served, capture, missing_hooks
+        self.served, self.rows, self.missing_hooks = served, rows, missing_hooks
         self.draft_digest = config.draft_digest
         self.weights_checksum = served.draft_checksum() if served else None
         self.reloads = 0
@@ -47,9 +47,7 @@ class Control:
     def fail_capture(self, error: Exception) -> None:
         """Capture had a fault: serving goes on without it, and the status says so."""
         self.capture_error = f"{type(error).__name__}: {error}"
-        if self.capture:
-            self.capture.policy.enabled = False
-            self.capture.give_up("error")
+        self.rows.give_up("error")
 
     def _status(self, message: dict[str, Any]) -> dict[str, Any]:
         missing = self.missing_hooks()
@@ -71,30 +69,27 @@ class Control:
         return reply
 
     def _capture_status(self, missing: list[str]) -> dict[str, Any]:
-        if self.capture is None:
+        capture = self.rows.capture
+        if capture is None:
             empty: dict[str, Any] = {"samples": 0, "rows": 0, "open": 0, "dropped": {}, "skipped": {}}
             return {"live": False, "enabled": False, "error": None} | empty
         live = not missing and self.capture_error is None
-        return {"live": live, "error": self.capture_error} | self.capture.status()
+        state = {"live": live, "error": self.capture_error, "cost": self.rows.cost.status()}
+        return state | capture.status()
 
     def _set_capture(self, message: dict[str, Any]) -> dict[str, Any]:
-        if self.capture is None:
+        capture = self.rows.capture
+        if capture is None:
             return {
                 "error": "this server captures nothing (no draft, or capture.enabled is false)",
                 "type": "NoCapture",
             }
-        policy = self.capture.policy
-        if message.get("enabled") is not None:
-            if message["enabled"] and self.capture_error:
-                return {
-                    "error": f"capture failed: {self.capture_error}; restart the server",
-                    "type": "CaptureFailed",
-                }
-            policy.enabled = bool(message["enabled"])
-        if message.get("sampling_rate") is not None:
-            policy.sampling_rate = float(message["sampling_rate"])
-        if message.get("deny_tenants") is not None:
-            policy.deny_tenants = frozenset(message["deny_tenants"])
+        if message.get("enabled") and self.capture_error:
+            return {
+                "error": f"capture failed: {self.capture_error}; restart the server",
+                "type": "CaptureFailed",
+            }
+        capture.policy.change(message)
         return self._status({})["capture"]
 
     def _reload(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -103,8 +98,7 @@ class Control:
         done = reload_draft(self.served, Path(message["folder"]), message["stamp"], message["ignored"])
         self.draft_digest, self.weights_checksum = message["digest"], done.weights_checksum
         self.reloads += 1
-        if self.capture:
-            self.capture.draft_version = message["digest"]
+        self.rows.draft_changed(message["digest"])
         return {
             "ok": True,
             "digest": self.draft_digest,

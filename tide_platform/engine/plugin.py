@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 from tide_platform.config import TideError
 from tide_platform.config.engine import EngineConfig
-from tide_platform.engine.support import load_adapter
+from tide_platform.engine.support import CPU_SPECULATION, check_device, load_adapter
 
 
 def register() -> None:
@@ -17,8 +17,10 @@ def register() -> None:
         config = EngineConfig.from_environment()
         if config is None:
             return
-        adapter = load_adapter(version("sglang"))
-        if config.device == "cpu":
+        installed = version("sglang")
+        adapter = load_adapter(installed)
+        check_device(config.device, installed, config.draft_digest is not None)
+        if config.device == "cpu" and installed in CPU_SPECULATION:
             from tide_platform.engine import cpu
 
             cpu.install()

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.responses import JSONResponse
@@ -39,11 +39,16 @@ class ReloadBody(BaseModel):
 
 
 class CaptureBody(BaseModel):
+    """What is not given stays as it is; ``null`` lifts ``allow_tenants`` and ``bytes_per_second``."""
+
     model_config = ConfigDict(extra="forbid")
 
-    enabled: bool | None = None
-    sampling_rate: float | None = Field(None, ge=0, le=1)
-    deny_tenants: list[str] | None = None
+    enabled: bool = True
+    default: Literal["allow", "deny"] = "allow"
+    sampling_rate: float = Field(1.0, ge=0, le=1)
+    deny_tenants: list[str] = []
+    allow_tenants: list[str] | None = None
+    bytes_per_second: int | None = Field(None, ge=0)
 
 
 def environment_key() -> str | None:
@@ -86,7 +91,8 @@ def add(
         return _answer({"sglang": sglang, "pid": os.getpid()} | reply)
 
     async def capture(body: CaptureBody) -> JSONResponse:
-        return _answer(await scheduler.call({"op": "capture"} | body.model_dump()))
+        wanted = body.model_dump(exclude_unset=True)
+        return _answer(await scheduler.call({"op": "capture"} | wanted))
 
     async def reload_draft(body: ReloadBody) -> JSONResponse:
         if served is None:

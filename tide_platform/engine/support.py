@@ -12,9 +12,16 @@ from typing import Any, Literal
 from tide_platform.config import TideError
 
 # SGLang version -> module that knows its names
-ADAPTERS = {"0.5.14": "tide_platform.engine.adapter_0_5_14"}
+ADAPTERS = {
+    "0.5.14": "tide_platform.engine.adapter_0_5_14",
+    "0.5.23": "tide_platform.engine.adapter_0_5_23",
+}
 
-Status = Literal["supported", "refused", "skipped"]
+# versions that engine/cpu was written for: it lends SGLang what speculation lacks on a CPU
+CPU_SPECULATION = ("0.5.14",)
+
+# untested: written and tested in its parts, never run whole
+Status = Literal["supported", "untested", "refused", "skipped"]
 VerifyRule = Literal["greedy", "target_only", "rejection"]
 
 
@@ -40,7 +47,7 @@ class Feature:
     """A line of the support table.
 
     ``server`` tells from SGLang's ServerArgs whether a refused feature is asked for; ``request`` is the name
-    under which a skipped request is counted.
+    under which a skipped request is counted; ``seen``: versions on which a supported feature was seen.
     """
 
     name: str
@@ -48,6 +55,10 @@ class Feature:
     reason: str
     server: Callable[[Any], bool] | None = None
     request: str | None = None
+    seen: tuple[str, ...] = ("0.5.14",)
+
+    def status_on(self, version: str) -> Status:
+        return "untested" if self.status == "supported" and version not in self.seen else self.status
 
 
 def _speculation(args: Any) -> str | None:
@@ -56,16 +67,25 @@ def _speculation(args: Any) -> str | None:
 
 FEATURES: tuple[Feature, ...] = (
     Feature("EAGLE3 with a chain of drafts", "supported", "rows of accepted tokens are captured"),
-    Feature("no speculation", "supported", "serves; nothing is captured, there is no draft to reload"),
+    Feature(
+        "no speculation",
+        "supported",
+        "serves; nothing is captured, there is no draft to reload",
+        seen=("0.5.14", "0.5.23"),
+    ),
     Feature("radix cache", "supported", "a prefix hit leaves a hole in the rows, flagged truncated_context"),
     Feature("chunked prefill", "supported", "chunks are joined by position"),
     Feature("retraction", "supported", "the rows of the second prefill replace the first, flagged retracted"),
     Feature("abort", "supported", "the sample ends early, flagged aborted"),
     Feature("stop tokens, stop strings, EOS", "supported", "rows past the stop are cut"),
     Feature("sampling", "supported", "the verify rule is stored with the sample"),
+    Feature("streaming, multi-turn", "supported", "a client that leaves ends its sample, flagged aborted"),
+    Feature("parallel sampling (n > 1)", "supported", "a sample an answer, flagged truncated_context"),
+    Feature("thinking, tool calls", "supported", "chat requests are flagged thinking, tool_calls"),
+    Feature("adaptive speculation", "supported", "the sample has the largest k, flagged adaptive_k"),
     Feature("penalties, logit bias", "supported", "teacher rows are raw, flagged penalties"),
     Feature("grammar", "supported", "teacher rows are raw, flagged grammar"),
-    Feature("tensor parallelism", "supported", "rank 0 writes, every rank reloads or none; not tested yet"),
+    Feature("tensor parallelism", "untested", "rank 0 writes, every rank reloads or none"),
     Feature(
         "other speculative algorithms",
         "refused",
@@ -79,16 +99,13 @@ FEATURES: tuple[Feature, ...] = (
         lambda args: bool(_speculation(args)) and (args.speculative_eagle_topk or 1) > 1,
     ),
     Feature(
-        "adaptive speculation (speculative_adaptive)",
-        "refused",
-        "k must not change within a sample",
-        lambda args: bool(_speculation(args)) and bool(args.speculative_adaptive),
-    ),
-    Feature(
-        "overlap schedule",
+        "overlap schedule on a CPU",
         "refused",
         "rows are copied on the scheduler's thread; start with --disable-overlap-schedule",
-        lambda args: bool(_speculation(args)) and not args.disable_overlap_schedule,
+        lambda args: bool(_speculation(args)) and args.device == "cpu" and not args.disable_overlap_schedule,
+    ),
+    Feature(
+        "overlap schedule on a GPU", "untested", "rows leave by a side stream (serving.overlap_schedule)"
     ),
     Feature(
         "mixed chunks (enable_mixed_chunk)",
@@ -157,14 +174,24 @@ def check_server(args: Any) -> None:
             raise UnsupportedFeature(feature.name, feature.reason)
 
 
+def check_device(device: str, version: str, speculative: bool) -> None:
+    """Raises :class:`UnsupportedFeature` where a version cannot speculate on a device."""
+    if speculative and device == "cpu" and version not in CPU_SPECULATION:
+        known = ", ".join(CPU_SPECULATION)
+        reason = f"its operations are written for {known} alone; serve with that, or with serving.k 0"
+        raise UnsupportedFeature(f"EAGLE3 on a CPU with sglang {version}", reason)
+
+
 def verify_rule(device: str, version: str, rejection_sampling: bool = False) -> VerifyRule:
     """How a server accepts drafts of requests with temperature > 0 (with temperature 0 it is always greedy).
 
-    0.5.14 takes the greedy path for all requests on ROCm (eagle_utils.py: ``is_all_greedy or … or _is_hip``).
-    Raises :class:`UnsupportedSGLang`.
+    Both versions take the greedy path for all requests on ROCm (eagle_utils.py), 0.5.23 unless it samples by
+    rejection; 0.5.23 also on a CPU. Raises :class:`UnsupportedSGLang`.
     """
     adapter_module(version)
-    if device == "rocm":
+    if device == "rocm" and not (rejection_sampling and version != "0.5.14"):
+        return "greedy"
+    if device == "cpu" and version != "0.5.14":
         return "greedy"
     return "rejection" if rejection_sampling else "target_only"
 
@@ -180,6 +207,10 @@ def lossy_reason(rule: VerifyRule, threshold_single: float = 1.0, threshold_acc:
 
 def markdown_table() -> str:
     """The support table as Markdown."""
-    lines = ["| feature | status | why |", "| --- | --- | --- |"]
-    lines += [f"| {f.name} | {f.status} | {f.reason} |" for f in FEATURES]
+    lines = [f"| feature | {' | '.join(ADAPTERS)} | why |", f"| --- |{' --- |' * len(ADAPTERS)} --- |"]
+    for feature in FEATURES:
+        statuses = " | ".join(feature.status_on(version) for version in ADAPTERS)
+        lines.append(f"| {feature.name} | {statuses} | {feature.reason} |")
+    on_cpu = " | ".join("supported" if version in CPU_SPECULATION else "refused" for version in ADAPTERS)
+    lines.append(f"| EAGLE3 on a CPU | {on_cpu} | what SGLang lacks there is in `engine/cpu` |")
     return "\n".join(lines) + "\n"

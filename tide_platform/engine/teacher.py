@@ -20,6 +20,10 @@ class TeacherRows:
     def __getitem__(self, rows: slice) -> "TeacherRows":
         return TeacherRows(self.ids[rows], self.logp[rows], self.token_logp[rows])
 
+    @property
+    def nbytes(self) -> int:
+        return self.ids.nbytes + self.logp.nbytes + self.token_logp.nbytes
+
     @classmethod
     def none(cls, k: int) -> "TeacherRows":
         return cls(np.empty((0, k), np.int32), np.empty((0, k), np.float16), np.empty(0, np.float16))
@@ -41,17 +45,23 @@ def top_k(values_RV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values, best.gather(1, where // _BLOCK) * _BLOCK + where % _BLOCK
 
 
-def teacher_rows(raw_RV: torch.Tensor, k: int, emitted_R: torch.Tensor) -> TeacherRows:
-    """Teacher rows of raw logits; ``emitted_R`` are the ids that were emitted after each row.
+def teacher_tensors(
+    raw_RV: torch.Tensor, k: int, emitted_R: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The fields of :class:`TeacherRows` on the device of the raw logits; ``emitted_R`` are the ids that were
+    emitted after each row.
 
     A whole log-softmax is one fused pass, cheaper on a CPU than ``logsumexp``, which makes two.
     """
     logp_RV = torch.log_softmax(raw_RV.float(), -1)
     logp, ids = top_k(logp_RV, k)
     token_logp = logp_RV.gather(1, emitted_R.long().view(-1, 1)).view(-1)
-    return TeacherRows(
-        ids.to(torch.int32).cpu().numpy(), logp.half().cpu().numpy(), token_logp.half().cpu().numpy()
-    )
+    return ids.to(torch.int32), logp.half(), token_logp.half()
+
+
+def teacher_rows(raw_RV: torch.Tensor, k: int, emitted_R: torch.Tensor) -> TeacherRows:
+    """:func:`teacher_tensors` in host memory, waiting for them."""
+    return TeacherRows(*(part.cpu().numpy() for part in teacher_tensors(raw_RV, k, emitted_R)))
 
 
 def bf16_bits(hidden: torch.Tensor) -> np.ndarray:

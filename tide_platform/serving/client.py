@@ -158,10 +158,13 @@ class SglangClient:
             "/tide/reload_draft", {"path": str(path), "digest": digest}, timeout=CONTROL_TIMEOUT_S
         )
 
-    def capture(self, enabled: bool | None = None, sampling_rate: float | None = None) -> dict[str, Any]:
-        """Change capture while the server runs; what is None stays as it is."""
-        wanted = {"enabled": enabled, "sampling_rate": sampling_rate}
-        return self._post("/tide/capture", {key: value for key, value in wanted.items() if value is not None})
+    def capture(self, **changes: Any) -> dict[str, Any]:
+        """Change capture while the server runs, and get its state; what is not named stays as it is.
+
+        ``enabled``, ``sampling_rate``, ``default`` (allow | deny), ``deny_tenants``, ``allow_tenants`` and
+        ``bytes_per_second``; ``None`` lifts the last two.
+        """
+        return self._post("/tide/capture", changes)
 
     def flush_cache(self) -> None:
         """Empty the prefix cache; refused while requests run."""

@@ -59,6 +59,11 @@ def plan_launch(
         capture_enabled=captured,
         capture_default=settings.capture.default,
         deny_tenants=settings.capture.deny_tenants,
+        allow_tenants=settings.capture.allow_tenants,
+        trusted_proxies=[str(network) for network in settings.capture.trusted_proxies],
+        bytes_per_second=settings.capture.bytes_per_second,
+        prompt_tail_tokens=settings.capture.prompt_tail_tokens,
+        max_request_tokens=settings.capture.max_request_tokens,
         sampling_rate=settings.capture.sampling_rate,
         teacher_k=settings.capture.teacher_k,
         ring_path=ring,
@@ -91,6 +96,12 @@ def server_argv(
         argv += ["--max-total-tokens", str(serving.max_total_tokens)]
     if not serving.radix_cache:
         argv.append("--disable-radix-cache")
+    for flag, name in (
+        ("--reasoning-parser", serving.reasoning_parser),
+        ("--tool-call-parser", serving.tool_call_parser),
+    ):
+        if name is not None:
+            argv += [flag, name]
     argv += _device_argv(settings)
     argv += ["--grammar-backend", _grammar_backend(settings, interpreter)]
     # the warm-up request would be captured like a user's: `tide serve` sends its own, uncaptured
@@ -135,6 +146,9 @@ def spool_argv(settings: Settings, ring: Path) -> tuple[str, ...]:
     argv += ["--folder", str(settings.spool_folder.resolve())]
     argv += ["--segment-bytes", str(capture.segment_bytes), "--segment-seconds", str(capture.segment_seconds)]
     argv += ["--max-sample-tokens", str(capture.max_sample_tokens)]
+    argv += ["--aux-format", capture.aux_format]
+    argv += ["--validation-share", str(settings.window.validation_share)]
+    argv += ["--spool-bytes", str(capture.spool_bytes)]
     return tuple(argv)
 
 
@@ -159,8 +173,8 @@ def _device_argv(settings: Settings) -> list[str]:
     if device == "cpu":
         argv += ["--sampling-backend", "pytorch", "--disable-overlap-schedule", "--disable-cuda-graph"]
         argv.append("--sleep-on-idle")  # an idle scheduler would spin, and take a core from the trainer
-    elif settings.serving.k:
-        argv.append("--disable-overlap-schedule")  # refused by the plugin, see engine/support.py
+    elif settings.serving.k and not settings.serving.overlap_schedule:
+        argv.append("--disable-overlap-schedule")
     return argv
 
 
@@ -174,6 +188,10 @@ def _speculative_argv(settings: Settings, draft: StagedDraft) -> list[str]:
     ]
     argv += ["--speculative-num-steps", str(serving.k), "--speculative-eagle-topk", "1"]
     argv += ["--speculative-num-draft-tokens", str(serving.k + 1)]
+    if serving.adaptive:
+        argv.append("--speculative-adaptive")
+        if serving.adaptive_config is not None:
+            argv += ["--speculative-adaptive-config", str(serving.adaptive_config.resolve())]
     argv += ["--speculative-accept-threshold-single", str(serving.accept_threshold_single)]
     argv += ["--speculative-accept-threshold-acc", str(serving.accept_threshold_acc)]
     return argv

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tide_platform.config import Settings, TideError
 from tide_platform.draft.check import check_draft
-from tide_platform.engine.support import ADAPTERS, lossy_reason, verify_rule
+from tide_platform.engine.support import ADAPTERS, check_device, lossy_reason, verify_rule
 from tide_platform.serving.drafts import resolve_draft, stage_draft
 from tide_platform.serving.interpreter import Interpreter, find_python, probe_interpreter
 from tide_platform.serving.launch import StagedDraft
@@ -53,6 +53,7 @@ def preflight(settings: Settings, draft_folder: Path | None = None) -> Checked:
     _check_settings(settings)
     check_port(settings.serving.host, settings.serving.port)
     interpreter = probe_interpreter(find_python(settings), sorted(ADAPTERS))
+    check_device(settings.serving.device, interpreter.sglang, bool(settings.serving.k))
     check_verify_rule(settings, interpreter.sglang)
     target = check_target(resolve_target(settings))
     draft = _checked_draft(settings, target, draft_folder) if settings.serving.k else None

@@ -1,6 +1,6 @@
 """``tide serve``: starts the server and its spool, proves that capture is live, ends all of it in order."""
 
-import fcntl
+import contextlib
 import json
 import os
 import shlex
@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from tide_platform.config import Settings, TideError
+from tide_platform.config.locks import LockHeld, locked
 from tide_platform.serving.admin import VARIABLE as ADMIN_KEY_VARIABLE
 from tide_platform.serving.admin import ensure_admin_key
 from tide_platform.serving.client import ServerRefused, ServerUnreachable, SglangClient
@@ -284,17 +285,12 @@ def _stop_signals() -> Iterator[threading.Event]:
 @contextmanager
 def _state_lock(settings: Settings) -> Iterator[None]:
     """One server a state folder: two would share the ring and the spool. Raises :class:`AlreadyServing`."""
-    path = settings.state / "serve.lock"
-    with path.open("a+") as file:
+    with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
+            held.enter_context(locked(settings.state / "serve.lock"))
+        except LockHeld as error:
             raise AlreadyServing(
-                f"another `tide serve` (pid {file.read().strip() or 'unknown'}) runs with {settings.state}; "
+                f"another `tide serve` (pid {error.pid or 'unknown'}) runs with {settings.state}; "
                 "stop it, or set `state` to another folder"
             ) from error
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
         yield

@@ -46,3 +46,11 @@ def test_donors_are_not_returned_and_nothing_is_invented() -> None:
     assert fill_prefixes([alone])[0] is alone
     stretch = Sample(replace(a.meta, start_pos=5), cut(a, 3).tensors)
     assert fill_prefixes([stretch], [a])[0] is stretch
+
+
+def test_rows_stay_within_a_tenant() -> None:
+    a, b = sharing(np.random.default_rng(0), 6)
+    other = Sample(replace(a.meta, tenant="other"), a.tensors)
+    alone = cut(b, 6)
+    assert fill_prefixes([other, alone])[1] is alone
+    assert fill_prefixes([alone], [other])[0] is alone

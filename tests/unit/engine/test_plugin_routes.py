@@ -144,7 +144,23 @@ def test_a_pause_of_somebody_else_stays(app: TestClient, scheduler: FakeSchedule
     assert "resume" not in scheduler.events and "pause" not in scheduler.events
 
 
-@pytest.mark.parametrize("body", [{"sampling_rate": 2}, {"enable": True}])
+BAD_RULES = [
+    {"sampling_rate": 2},
+    {"enable": True},
+    {"enabled": None},
+    {"default": "maybe"},
+    {"bytes_per_second": -1},
+    {"allow_tenants": "acme"},
+]
+
+
+@pytest.mark.parametrize("body", BAD_RULES)
 def test_capture_takes_known_values_only(app: TestClient, scheduler: FakeScheduler, body: dict) -> None:
     assert app.post("/tide/capture", headers=AUTHORISED, json=body).status_code == 422
     assert scheduler.events == []
+
+
+def test_capture_hands_on_what_was_given_and_no_more(app: TestClient, scheduler: FakeScheduler) -> None:
+    body = {"enabled": False, "bytes_per_second": None, "deny_tenants": ["acme"]}
+    assert app.post("/tide/capture", headers=AUTHORISED, json=body).status_code == 200
+    assert scheduler.events == [{"op": "capture"} | body]

@@ -5,7 +5,13 @@ from types import SimpleNamespace
 import pytest
 
 from tide_platform.engine import support
-from tide_platform.engine.support import UnsupportedFeature, UnsupportedSGLang, check_server, verify_rule
+from tide_platform.engine.support import (
+    UnsupportedFeature,
+    UnsupportedSGLang,
+    check_device,
+    check_server,
+    verify_rule,
+)
 
 
 def _arguments(**changed: object) -> SimpleNamespace:
@@ -13,9 +19,9 @@ def _arguments(**changed: object) -> SimpleNamespace:
     arguments: dict[str, object] = {
         "speculative_algorithm": "EAGLE3",
         "speculative_eagle_topk": 1,
-        "speculative_adaptive": False,
         "speculative_draft_model_quantization": None,
         "disable_overlap_schedule": True,
+        "device": "cpu",
         "enable_mixed_chunk": False,
         "dp_size": 1,
         "pp_size": 1,
@@ -35,7 +41,6 @@ def test_the_launch_of_tide_serve_is_supported() -> None:
     [
         ({"speculative_algorithm": "EAGLE"}, "EAGLE"),
         ({"speculative_eagle_topk": 4}, "topk"),
-        ({"speculative_adaptive": True}, "adaptive"),
         ({"disable_overlap_schedule": False}, "overlap"),
         ({"enable_mixed_chunk": True}, "mixed"),
         ({"dp_size": 2}, "dp_size"),
@@ -52,7 +57,19 @@ def test_what_would_go_wrong_is_refused_by_name(changed: dict, named: str) -> No
 
 def test_every_refusal_that_arguments_show_is_tested() -> None:
     refusals = [f for f in support.FEATURES if f.server]
-    assert len(refusals) == 10, "add the new refusal to the cases above"
+    assert len(refusals) == 9, "add the new refusal to the cases above"
+
+
+def test_overlap_is_refused_on_a_cpu_alone() -> None:
+    check_server(_arguments(disable_overlap_schedule=False, device="cuda"))
+
+
+def test_a_version_that_cannot_speculate_on_a_cpu_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedFeature, match=r"EAGLE3 on a CPU with sglang 0\.5\.23: .*serving\.k 0"):
+        check_device("cpu", "0.5.23", speculative=True)
+    check_device("cpu", "0.5.23", speculative=False)
+    check_device("cuda", "0.5.23", speculative=True)
+    check_device("cpu", "0.5.14", speculative=True)
 
 
 def test_verify_rules() -> None:
@@ -60,6 +77,9 @@ def test_verify_rules() -> None:
     assert verify_rule("cuda", "0.5.14") == "target_only"
     assert verify_rule("cuda", "0.5.14", rejection_sampling=True) == "rejection"
     assert verify_rule("rocm", "0.5.14", rejection_sampling=True) == "greedy"
+    assert verify_rule("cpu", "0.5.23") == "greedy"
+    assert verify_rule("rocm", "0.5.23") == "greedy"
+    assert verify_rule("rocm", "0.5.23", rejection_sampling=True) == "rejection"
     with pytest.raises(UnsupportedSGLang, match=r"0\.5\.99"):
         verify_rule("cpu", "0.5.99")
 

@@ -80,6 +80,10 @@ def test_every_serving_setting_reaches_the_command_line():
         "k": 4,
         "port": 31234,
         "host": "0.0.0.0",
+        "reasoning_parser": "qwen3",
+        "tool_call_parser": "hermes",
+        "adaptive": True,
+        "adaptive_config": "/adaptive.json",
     }
     line = " ".join(plan_launch(settings(device="cuda", **changed), TARGET, DRAFT, PYTHON).argv)
     for words in ("float32", "333", "--max-running-requests 3", "444", "--disable-radix-cache", "-size 64"):
@@ -93,6 +97,9 @@ def test_every_serving_setting_reaches_the_command_line():
         "tokens 5",
         "31234",
         "0.0.0.0",
+        "--reasoning-parser qwen3",
+        "--tool-call-parser hermes",
+        "--speculative-adaptive --speculative-adaptive-config /adaptive.json",
     ):
         assert words in line
 
@@ -126,8 +133,13 @@ def test_what_the_plugin_is_told():
         "capture_enabled": True,
         "capture_default": "allow",
         "deny_tenants": [],
+        "allow_tenants": None,
+        "trusted_proxies": ["127.0.0.0/8", "::1/128"],
+        "bytes_per_second": None,
+        "prompt_tail_tokens": None,
+        "max_request_tokens": None,
         "sampling_rate": 1.0,
-        "teacher_k": 64,
+        "teacher_k": 16,
         "ring_path": "/state/spool/server.ring",
         "ring_bytes": 256 << 20,
     }

@@ -13,11 +13,12 @@ import torch
 
 def install() -> None:
     """Make this process able to serve on a CPU. Call it once, while SGLang loads its plugins."""
-    from tide_platform.engine.cpu import attention, dense, sampling, speculative_ops
+    from tide_platform.engine.cpu import attention, dense, draft, sampling, speculative_ops
 
     speculative_ops.install()
     attention.install()
     dense.install()
+    draft.install()
     sampling.install()
 
 

@@ -193,7 +193,8 @@ def _backends() -> tuple[type, type]:
 
         def __init__(self, runner: Any) -> None:
             super().__init__(runner)
-            self.plan: Plan | None = None
+            self._plan: Plan | None = None
+            self._planned: tuple[Any, list[int], list[int]] | None = None
             config = runner.model_config
             parallel = runner.tp_size
             self._per_key = max(
@@ -204,8 +205,18 @@ def _backends() -> tuple[type, type]:
 
         def init_forward_metadata(self, forward_batch: Any) -> None:
             super().init_forward_metadata(forward_batch)
-            prefix, tokens = _lengths(forward_batch)
-            self.plan = self.make_plan(forward_batch, prefix, tokens)
+            self._planned = (forward_batch, *_lengths(forward_batch))
+
+        @property
+        def plan(self) -> Plan | None:
+            """Of the pass to come; made when it is asked for, because a draft's pass has its own."""
+            if self._planned is not None:
+                self._plan, self._planned = self.make_plan(*self._planned), None
+            return self._plan
+
+        @plan.setter
+        def plan(self, plan: Plan | None) -> None:
+            self._plan, self._planned = plan, None
 
         def make_plan(self, forward_batch: Any, prefix: list[int], tokens: list[int]) -> Plan | None:
             if not prefix:
@@ -227,7 +238,7 @@ def _backends() -> tuple[type, type]:
         ) -> torch.Tensor:
             if forward_batch.forward_mode.is_idle() or self.plan is None:
                 return q.new_empty(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
-            if not self._covers(layer):
+            if not self.covers(layer):
                 if self._speculative:
                     raise UnsupportedOnCpu(
                         f"speculation with the attention of layer {layer.layer_id}"
@@ -244,7 +255,8 @@ def _backends() -> tuple[type, type]:
             query = q.reshape(-1, layer.tp_q_head_num * layer.qk_head_dim)
             return self.plan.attend(query, keys, values, layer.tp_q_head_num, layer.scaling)
 
-        def _covers(self, layer: Any) -> bool:
+        def covers(self, layer: Any) -> bool:
+            """Whether this backend computes the layer's attention itself."""
             return (
                 layer.qk_head_dim == layer.v_head_dim
                 and layer.sliding_window_size in (None, -1)

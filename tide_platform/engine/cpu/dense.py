@@ -6,7 +6,7 @@ costs nothing: torch's rms norm is faster in fp32. What leaves the model (aux hi
 carried state) is rounded to the model's dtype, as on a GPU.
 """
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,15 @@ def unpack(model: torch.nn.Module) -> None:
         module.__dict__.pop(_DERIVED, None)
 
 
+@overload
+def rms_norm(module: Any, x: torch.Tensor) -> torch.Tensor: ...
+@overload
+def rms_norm(
+    module: Any,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    post_residual_addition: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 def rms_norm(
     module: Any,
     x: torch.Tensor,
@@ -105,6 +114,8 @@ def install() -> None:
     def norm(module: Any, x: torch.Tensor, residual: Any = None, post_residual_addition: Any = None) -> Any:
         if module.variance_size_override is not None or module.cast_x_before_out_mul or not module.has_weight:
             return stock_norm(module, x, residual, post_residual_addition)
+        if residual is None:
+            return rms_norm(module, x)
         return rms_norm(module, x, residual, post_residual_addition)
 
     def rope(

@@ -1,0 +1,102 @@
+"""SGLang 0.5.23: what its objects mean to the plugin, and the channel between its two processes.
+
+Its messages are typed (msgspec): an internal-state message carries numbers only, a dumper message any JSON
+object, so the plugin's channel is the dumper's, under a method of its own.
+"""
+
+from typing import Any
+
+from sglang.srt.arg_groups.model_override_base import resolved_view
+from sglang.srt.managers import io_struct
+from sglang.srt.runtime_context import get_parallel
+
+from tide_platform.engine import sglang_common
+from tide_platform.engine.hooks import MESSAGE
+from tide_platform.engine.sglang_common import (
+    application,
+    is_abort,
+    is_health_check,
+    protect,
+    read_request,
+    served_draft,
+)
+
+__all__ = [
+    "VERSION",
+    "answer",
+    "application",
+    "arguments",
+    "asked",
+    "changes_logits",
+    "is_abort",
+    "is_health_check",
+    "link",
+    "protect",
+    "read_request",
+    "refused_update",
+    "served_draft",
+    "writes",
+]
+
+VERSION: str = "0.5.23"
+
+
+class Link:
+    """The HTTP process's end of the channel to the scheduler, and the in-place pause."""
+
+    def __init__(self, manager: Any):
+        self.manager = manager
+
+    async def call(self, message: dict[str, Any]) -> dict[str, Any]:
+        self.manager.auto_create_handle_loop()
+        replies = await self.manager.dumper_control_communicator(
+            io_struct.DumperControlReqInput(method=MESSAGE, body=message)
+        )
+        return replies[0].response[0]
+
+    def paused(self) -> bool:
+        return bool(self.manager.is_pause)
+
+    async def pause(self) -> None:
+        await self.manager.pause_generation(io_struct.PauseGenerationReqInput(mode="in_place"))
+
+    async def resume(self) -> None:
+        await self.manager.continue_generation(io_struct.ContinueGenerationReqInput(torch_empty_cache=False))
+
+
+def link(manager: Any) -> Link:
+    return Link(manager)
+
+
+def arguments(args: Any) -> Any:
+    """The record holds what was asked for; what SGLang made of it lies over it."""
+    return resolved_view(args)
+
+
+def asked(message: Any) -> dict[str, Any] | None:
+    return message.body if message.method == MESSAGE else None
+
+
+def answer(payload: dict[str, Any]) -> Any:
+    return io_struct.DumperControlReqOutput(success=True, response=[payload])
+
+
+def refused_update(message: Any, why: str) -> Any:
+    outputs = {
+        io_struct.UpdateWeightFromDiskReqInput: io_struct.UpdateWeightFromDiskReqOutput,
+        io_struct.UpdateWeightsFromDistributedReqInput: io_struct.UpdateWeightsFromDistributedReqOutput,
+        io_struct.UpdateWeightsFromTensorReqInput: io_struct.UpdateWeightsFromTensorReqOutput,
+        io_struct.UpdateWeightsFromIPCReqInput: io_struct.UpdateWeightsFromIPCReqOutput,
+        io_struct.BeginWeightUpdateReqInput: io_struct.BeginWeightUpdateReqOutput,
+    }
+    return outputs[type(message)](success=False, message=why)
+
+
+def writes(owner: Any) -> bool:
+    """Attention-TP rank 0: the states are the same on every rank."""
+    return get_parallel().attn_tp_rank == 0
+
+
+def changes_logits(sampling: Any) -> bool:
+    """As before, and a watermark, which is written into the logits as well."""
+    return sglang_common.changes_logits(sampling) or bool(sampling.has_watermark_candidates)
