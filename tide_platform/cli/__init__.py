@@ -12,8 +12,8 @@ app = typer.Typer(
 )
 
 # module of tide_platform.cli -> its `app` (a group) or `command` (one command)
-GROUPS = ("target", "workload", "draft", "samples", "config")
-COMMANDS = ("serve", "traffic", "ingest", "train", "demo", "stack")
+GROUPS = ("target", "workload", "draft", "samples", "config", "bench")
+COMMANDS = ("serve", "capture", "traffic", "ingest", "maintain", "train", "demo", "stack")
 
 
 def _assemble() -> None:

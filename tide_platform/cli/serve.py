@@ -19,7 +19,7 @@ def command(
         int | None, typer.Option(min=0, max=16, help="Overrides `serving.k`; 0 serves the target alone.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option(help="Check everything and print the command line; start nothing.")
+        bool, typer.Option(help="Check everything, write the plugin's file, print the commands.")
     ] = False,
 ) -> None:
     """Start the SGLang server with the capture plugin and its spool; runs until SIGTERM or Ctrl-C."""

@@ -1,0 +1,1 @@
+"""Measurements, each beside its yardstick in one run (docs/benchmarks.md); above every layer but the CLI."""

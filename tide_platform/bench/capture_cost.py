@@ -1,0 +1,83 @@
+"""What capture costs a server: throughput with it on against off, and its share of the scheduler's thread.
+
+One server, capture toggled by ``POST /tide/capture`` in ABBA blocks of a fixed number of requests of fixed
+length; both blocks of a pair send the same prompts from an empty prefix cache, so that prompts are captured
+as well.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tide_platform.bench import load
+from tide_platform.bench.report import Report, alternation, paired_interval, ratio_of_medians
+from tide_platform.bench.server import Served, served
+from tide_platform.config import Settings
+
+NEW_TOKENS = 40
+SHARE_TOKENS = 96  # of a request where shares are measured: the prompt's part is small then
+BATCHES = (1, 2, 4, 8)
+_SETTLE_S = 1.0  # the spool writes what a block left, at nobody's cost
+
+
+def run(
+    settings: Settings, *, concurrencies: Sequence[int], blocks: int, batches: Sequence[int] = BATCHES
+) -> Report:
+    """``ratios``: ``throughput_<concurrency>``, on over off; ``share_batch_<b>``, CPU seconds of capture over
+    CPU seconds of all forward steps on the scheduler's thread. ``raw`` has the CPU milliseconds of capture a
+    captured row (``cpu_ms_a_row``). ``blocks``: at least 4, on and off together.
+    """
+    own = settings.model_copy(deep=True)
+    own.capture.enabled, own.capture.sampling_rate, own.capture.default = True, 1.0, "allow"
+    report = Report("capture", {})
+    report.raw |= {"server_threads": own.serving.threads, "k": own.serving.k, "dtype": own.serving.dtype}
+    report.raw |= {"aux_format": own.capture.aux_format, "teacher_k": own.capture.teacher_k}
+    with served(own, settings.state / "bench" / "capture") as server:
+        _warm_up(server, max(concurrencies))
+        for concurrency in concurrencies:
+            rates = _throughput(server, concurrency, blocks)
+            case = f"throughput_{concurrency}"
+            report.ratios[case] = ratio_of_medians(rates[True], rates[False])
+            report.intervals[case] = paired_interval(rates[True], rates[False])
+            report.raw[case] = {"on": rates[True], "off": rates[False], "unit": "tokens a second"}
+        for batch in batches:
+            found = _share(server, batch)
+            report.raw[f"cost_batch_{batch}"] = found
+            report.ratios[f"share_batch_{batch}"] = found["capture_cpu_s"] / found["round_cpu_s"]
+        report.raw["dropped"] = server.client.status()["capture"]["dropped"]
+    cost = ", ".join(f"{report.raw[f'cost_batch_{b}']['cpu_ms_a_row']:.3f} at batch {b}" for b in batches)
+    report.notes.append(f"CPU milliseconds on the scheduler's thread a captured row: {cost}")
+    if any(report.raw["dropped"].values()):
+        report.notes.append(f"samples were dropped: {report.raw['dropped']}; those cost less than kept ones")
+    return report
+
+
+def _warm_up(server: Served, concurrency: int) -> None:
+    """Weights are packed and both sides of the ring touched."""
+    load.flow(server, load.prompts(server, concurrency), 8, concurrency, capture=True)
+
+
+def _throughput(server: Served, concurrency: int, blocks: int) -> dict[bool, list[float]]:
+    """Tokens a second of each block, by whether capture was on."""
+    pairs = blocks // 2
+    inputs = load.prompts(server, concurrency * pairs)
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    for block, on in enumerate(alternation(pairs)):
+        first = block // 2 * concurrency
+        server.client.capture(enabled=on)
+        done = load.flow(server, inputs[first : first + concurrency], NEW_TOKENS, concurrency, capture=True)
+        rates[on].append(done.tokens_per_s)
+        if on:
+            time.sleep(_SETTLE_S)
+    server.client.capture(enabled=True)
+    return rates
+
+
+def _share(server: Served, batch: int) -> dict[str, Any]:
+    """What the engine counted of ``batch`` requests at a time: seconds, captured rows."""
+    before = server.client.status()["capture"]
+    load.flow(server, load.prompts(server, batch), SHARE_TOKENS, batch, capture=True)
+    after = server.client.status()["capture"]
+    found = {name: after["cost"][name] - value for name, value in before["cost"].items()}
+    rows = after["rows"] - before["rows"]
+    return found | {"rows": rows, "cpu_ms_a_row": found["capture_cpu_s"] / rows * 1e3}

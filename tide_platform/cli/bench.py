@@ -1,0 +1,136 @@
+"""``tide bench``: measurements, each beside its yardstick (docs/benchmarks.md)."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from tide_platform.bench.report import Report
+    from tide_platform.config import Settings
+
+app = typer.Typer(no_args_is_help=True, help=__doc__)
+
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object last, on stdout")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="fewer repetitions: shows that it works, judges nothing")
+]
+Config = Annotated[Path | None, typer.Option("--config", help="configuration file")]
+Folder = Annotated[Path | None, typer.Option("--folder", help="where to write; default: STATE/bench")]
+
+
+@app.command()
+def capture(config: Config = None, quick: Quick = False, json_output: Json = False) -> None:
+    """Throughput of one server with capture on against off, and capture's share of the scheduler's thread."""
+    from tide_platform.bench import capture_cost
+
+    settings = _settings(config)
+    loads, blocks = ((1, 8), 4) if quick else ((1, 4, 16), 20)
+    _run(lambda: capture_cost.run(settings, concurrencies=loads, blocks=blocks), json_output)
+
+
+@app.command()
+def spool(
+    config: Config = None, folder: Folder = None, quick: Quick = False, json_output: Json = False
+) -> None:
+    """Durable bytes a second of the spool against the same bytes written raw."""
+    from tide_platform.bench import spool as bench
+
+    where = _folder(config, folder, "spool")
+    seconds, rounds = (2.0, 2) if quick else (6.0, 6)
+    _run(lambda: bench.run(where, seconds=seconds, rounds=rounds), json_output)
+
+
+@app.command()
+def ingest(
+    config: Config = None, folder: Folder = None, quick: Quick = False, json_output: Json = False
+) -> None:
+    """Segments into the dataset on object storage against boto3's multipart put of the same bytes."""
+    from tide_platform.bench import ingest as bench
+
+    where = _folder(config, folder, "ingest")
+    size, rounds = (64 << 20, 2) if quick else (256 << 20, 6)
+    _run(lambda: bench.run(where, bytes=size, rounds=rounds), json_output)
+
+
+@app.command()
+def store(
+    config: Config = None,
+    uri: Annotated[str | None, typer.Option("--uri", help="folder or s3:// prefix to write under")] = None,
+    quick: Quick = False,
+    json_output: Json = False,
+) -> None:
+    """Append, poll and read of the dataset as it grows."""
+    from tide_platform.bench import store as bench
+
+    where = uri or str(_folder(config, None, "store"))
+    commits = (10, 100) if quick else (10, 100, 1000, 5000)
+    _run(lambda: bench.run(where, commits=commits), json_output)
+
+
+@app.command()
+def serve(config: Config = None, quick: Quick = False, json_output: Json = False) -> None:
+    """Cost of a speculative round over a plain step, by batch size and number of draft steps."""
+    from tide_platform.bench import serve as bench
+
+    settings = _settings(config)
+    batches, ks = ((1, 8), (2,)) if quick else ((1, 2, 4, 8), (2, 3))
+    _run(lambda: bench.run(settings, batches=batches, ks=ks), json_output)
+
+
+@app.command("bytes")
+def bytes_(
+    config: Config = None,
+    folder: Folder = None,
+    runs: Annotated[int | None, typer.Option("--runs", min=1, help="end after so many fine-tunings")] = None,
+    json_output: Json = False,
+) -> None:
+    """Bytes a training token and acceptance after adaptation, by how aux states are stored. An hour or two;
+    goes on where it was interrupted.
+    """
+    from tide_platform.bench import bytes as bench
+
+    settings, where = _settings(config), _folder(config, folder, "bytes")
+
+    def say(line: str) -> None:
+        typer.echo(line, err=json_output)
+
+    _run(lambda: bench.run(settings, where, most=runs, say=say), json_output)
+
+
+def _settings(config: Path | None) -> "Settings":
+    from tide_platform.config import load_settings
+
+    return load_settings(config)
+
+
+def _folder(config: Path | None, folder: Path | None, name: str) -> Path:
+    return folder or _settings(config).state / "bench" / name
+
+
+def _run(measure: "Callable[[], Report]", json_output: bool) -> None:
+    """Measure, print a table, and the JSON last."""
+    load = round(os.getloadavg()[0], 2)
+    report = measure()
+    report.conditions["load_average"]["start"] = load
+    _print(report, err=json_output)
+    if json_output:
+        typer.echo(report.to_json())
+
+
+def _print(report: "Report", err: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("case", "ratio", "95 % interval", title=f"tide bench {report.bench}", title_justify="left")
+    for name, ratio in report.ratios.items():
+        interval = report.intervals.get(name)
+        table.add_row(name, f"{ratio:.3f}", f"{interval[0]:.3f} … {interval[1]:.3f}" if interval else "")
+    console = Console(stderr=err, highlight=False)
+    console.print(table)
+    for note in report.notes:
+        console.print(note, markup=False, soft_wrap=True)
+    load = report.conditions["load_average"]
+    console.print(f"load average {load['start']} before, {load['end']} after", markup=False)
