@@ -122,6 +122,7 @@ def start_server(
     settings.serving.port, settings.serving.k = free_port(), 2 if draft else 0
     settings.capture.ring_bytes, settings.capture.segment_bytes = 64 << 20, 8 << 20
     settings.capture.segment_seconds = 0.5
+    settings.capture.aux_format = "bf16"  # what the spool writes is compared with a reference
     for name, value in ({"dtype": "float32", "threads": 1} | serving).items():
         setattr(settings.serving, name, value)
     for name, value in (capture or {}).items():
