@@ -314,20 +314,25 @@ def test_turns_of_a_conversation(server: EngineServer) -> None:
 
 
 def test_a_request_that_a_reload_interrupts_is_whole(server: EngineServer, tmp_path: Path) -> None:
-    other = make_draft(server.drafts / "other", 1)
-    before = server.status()
-    asked = threading.Thread(
-        target=ask,
-        args=(server, "/generate", "%Reloaded between two of its rounds"),
-        kwargs={"headers": {"X-TIDE-Tenant": "reloaded"}, "tokens": 150},
-    )
-    asked.start()
-    wait_for(lambda: server.status()["capture"]["open"])
-    digest = server.reload(other)["digest"]
-    asked.join(60)
-    (sample,) = samples_of(server, "reloaded")
-    meta = sample.meta
-    assert (meta.draft_version_start, meta.draft_version_end) == (before["draft_digest"], digest)
+    drafts = [make_draft(server.drafts / f"other-{seed}", seed) for seed in (1, 2)]
+    for attempt in range(6):  # until a reload is faster than the rest of an answer
+        before, tenant = server.status()["draft_digest"], f"reloaded-{attempt}"
+        asked = threading.Thread(
+            target=ask,
+            args=(server, "/generate", "%Reloaded between two of its rounds"),
+            kwargs={"headers": {"X-TIDE-Tenant": tenant}, "tokens": 150},
+        )
+        asked.start()
+        while not server.status()["capture"]["open"] and asked.is_alive():
+            pass
+        digest = server.reload(drafts[attempt % 2])["digest"]
+        asked.join(60)
+        (sample,) = samples_of(server, tenant)
+        meta = sample.meta
+        if (meta.draft_version_start, meta.draft_version_end) == (before, digest):
+            break
+    else:
+        pytest.fail("no reload fell into an answer")
     assert meta.num_tokens == len("%Reloaded between two of its rounds") + 150 and meta.flags == ()
     assert (np.diff(sample.tensors["row_pos"]) == 1).all()
 

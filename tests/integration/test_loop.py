@@ -72,12 +72,15 @@ class Loop:
         return SglangClient(base_url(self.settings), read_admin_key(self.settings))
 
     def send(self, count: int, tenant: str, seed: int) -> None:
-        """Captured requests of the kind that the tiny target knows."""
+        """Captured requests of the kind that the tiny target knows.
+
+        Their ids are the same in each run of this test, and so is the choice of what validates.
+        """
         from tiny import prompts
 
         with self.client() as client:
-            for prompt in prompts(count, length=24, seed=seed).tolist():
-                client.generate(prompt, MAX_NEW_TOKENS, tenant=tenant)
+            for number, prompt in enumerate(prompts(count, length=24, seed=seed).tolist()):
+                client.generate(prompt, MAX_NEW_TOKENS, tenant=tenant, rid=f"{tenant}-{number}")
 
     def window(self) -> WindowRecord | None:
         return next(iter(self.ledger.windows(self.settings.deployment)), None)
@@ -115,7 +118,7 @@ def configuration(folder: Path, draft: Path) -> dict[str, object]:
         },
         "ingest": {"commit_seconds": 0.5, "poll_seconds": 0.2},
         "storage": {"uri": str(folder / "store")},
-        "window": {"min_samples": SAMPLES, "sensor_seconds": 2, "retry_s": 1},
+        "window": {"min_samples": SAMPLES, "validation_share": 0.3, "sensor_seconds": 2, "retry_s": 1},
         "training": {"epochs": 8, "threads": 1, "learning_rate": 2e-3},
         "registry": {"tracking_uri": f"sqlite:///{folder}/mlflow.db"},
         "ledger": {"url": f"sqlite:///{folder}/ledger.db"},
