@@ -1,6 +1,7 @@
 """An object storage of its own for a benchmark: SeaweedFS as the local stack runs it, gone with the block."""
 
 import os
+import signal
 import subprocess
 import time
 import urllib.error
@@ -15,6 +16,7 @@ from tide_platform.local.layout import Layout
 from tide_platform.local.ports import inner_ports, with_free_ports
 from tide_platform.local.secrets import load_secrets, write_identities
 from tide_platform.local.services import STORAGE, services, stack_settings
+from tide_platform.serving.child import stub
 
 READY_S = 60.0
 
@@ -43,7 +45,8 @@ def object_storage(folder: Path) -> Iterator[Storage]:
     former = {name: os.environ.get(name) for name in keys}
     os.environ.update(keys)
     with log.open("wb") as file:
-        process = subprocess.Popen(service.argv, stdout=file, stderr=file, cwd=folder)
+        argv = [*stub(signal.SIGKILL), *service.argv]
+        process = subprocess.Popen(argv, stdout=file, stderr=file, cwd=folder)
     try:
         _wait(settings.storage.endpoint or "", log, process)
         yield settings.storage

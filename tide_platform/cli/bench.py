@@ -112,8 +112,14 @@ def _folder(config: Path | None, folder: Path | None, name: str) -> Path:
 
 def _run(measure: "Callable[[], Report]", json_output: bool) -> None:
     """Measure, print a table, and the JSON last."""
+    from tide_platform.local.interrupt import EXIT_STATUS, Interrupted, interruptible
+
     load = round(os.getloadavg()[0], 2)
-    report = measure()
+    try:
+        with interruptible():  # what was started for the measurement is ended
+            report = measure()
+    except Interrupted:
+        raise typer.Exit(EXIT_STATUS) from None
     report.conditions["load_average"]["start"] = load
     _print(report, err=json_output)
     if json_output:
