@@ -1,10 +1,7 @@
 """kill -9 of a real SGLang, its spool, `tide serve` and ingest while requests run: nothing sealed is lost."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -13,19 +10,18 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from ingest_faults import ingest
 
 from tests.integration.test_serve import TINY, Serve
 from tide_platform.capture.segment import read_segment
 from tide_platform.capture.spool import STATUS_FILE, sealed_segments
-from tide_platform.config import Settings
+from tide_platform.config import dump_settings
 from tide_platform.draft.checkpoint import load_target_parts, new_draft, save_draft
 from tide_platform.serving.client import ServerRefused, ServerUnreachable
 from tide_platform.serving.processes import tree
 from tide_platform.store.hidden_states import open_store
 
 pytestmark = pytest.mark.integration
-
-_INGEST = "import typer; from tide_platform.cli.ingest import command; typer.run(command)"
 
 
 class Watch(threading.Thread):
@@ -91,29 +87,23 @@ class Clients:
         return self.answered
 
 
-def ingest(serving: Serve, storage: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    with (serving.settings.state / "ingest.log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-c", _INGEST, "--config", str(serving.config), *arguments],
-            env=os.environ | {"TIDE_STORAGE__URI": str(storage)},
-            stdout=log,
-            stderr=log,
-        )
-
-
 def scheduler(serving: Serve) -> psutil.Process:
     return next(p for p in tree(serving.process.pid) if "sglang::sched" in " ".join([p.name(), *p.cmdline()]))
 
 
 def test_kills_while_requests_run(tmp_path):
     rng = random.Random(7)
-    draft, storage = tmp_path / "tiny", tmp_path / "store"
+    draft = tmp_path / "tiny"
     save_draft(draft, new_draft(load_target_parts(TINY), np.arange(64, 192), seed=0), {"made_by": "test"})
     serving = Serve(tmp_path, draft)
     serving.wait_ready()
     watch = Watch(serving.settings.spool_folder)
     watch.start()
-    worker = ingest(serving, storage)
+    own = serving.settings.model_copy(deep=True)
+    own.storage.uri = str(tmp_path / "store")
+    config, log = tmp_path / "ingest.yaml", own.state / "ingest.log"
+    config.write_text(dump_settings(own))
+    worker = ingest(config, log=log)
     answered: set[str] = set()
     for life, victim in enumerate(["spool", "scheduler", "spool", "serve"]):
         clients = Clients(serving, f"life{life}")
@@ -125,7 +115,7 @@ def test_kills_while_requests_run(tmp_path):
                 time.sleep(0.1)
             worker.kill()
             worker.wait()
-            worker = ingest(serving, storage)
+            worker = ingest(config, log=log)
             time.sleep(rng.uniform(0.5, 1.5))
             answered |= clients.stop()
             continue
@@ -141,10 +131,8 @@ def test_kills_while_requests_run(tmp_path):
     worker.wait()
     watch.look()
     watch.stop()
-    assert ingest(serving, storage, "--once").wait(120) == 0
-    stored = open_store(
-        Settings(deployment=serving.settings.deployment, storage={"uri": str(storage)})
-    ).refs()
+    assert ingest(config, "--once", log=log).wait(120) == 0
+    stored = open_store(own).refs()
     ids = [ref.sample_id for ref in stored]
     assert len(ids) == len(set(ids)), "a sample was stored twice"
     assert set(ids) == watch.sealed.keys(), "a sealed sample was lost, or one came from nowhere"

@@ -7,10 +7,9 @@ import numpy as np
 from tide_platform.capture.record import Sample, SampleMeta, StreamMeta
 
 
-def random_sample(stream: StreamMeta, rng: np.random.Generator, name: str, rows: int) -> Sample:
-    """``rows`` tokens."""
-    positions = np.arange(rows, dtype=np.int32)
-    meta = SampleMeta(
+def plain_meta(stream: StreamMeta, name: str, rows: int) -> SampleMeta:
+    """A greedy request of ``rows`` tokens, half of them its prompt."""
+    return SampleMeta(
         sample_id=name,
         request_id=name,
         captured_at=time.time(),
@@ -30,6 +29,11 @@ def random_sample(stream: StreamMeta, rng: np.random.Generator, name: str, rows:
         accepted_drafts=100,
         finish_reason="stop",
     )
+
+
+def random_sample(stream: StreamMeta, rng: np.random.Generator, name: str, rows: int) -> Sample:
+    """``rows`` tokens."""
+    positions = np.arange(rows, dtype=np.int32)
     shape = (rows, stream.teacher_k)
     tensors = {
         "input_ids": rng.integers(0, stream.vocab_size, rows, dtype=np.int32),
@@ -40,4 +44,4 @@ def random_sample(stream: StreamMeta, rng: np.random.Generator, name: str, rows:
         "teacher_logp": rng.normal(size=shape).astype(np.float16),
         "token_logp": rng.normal(size=rows).astype(np.float16),
     }
-    return Sample(meta, tensors)
+    return Sample(plain_meta(stream, name, rows), tensors)

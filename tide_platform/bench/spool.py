@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from tide_platform.bench.report import Report, alternation, paired_interval, ratio_of_medians
+from tide_platform.bench.samples import plain_meta
 from tide_platform.capture.disk import aligned
 from tide_platform.capture.folder import sealed_segments
 from tide_platform.capture.record import SampleMeta, StreamMeta
@@ -93,7 +94,7 @@ def _produce(path: Path, stop: Event) -> None:
     token_logp = np.zeros(_RECORD_ROWS, np.float16)
     tokens, number = np.zeros(_RECORD_ROWS, np.int32), 0
     while not stop.is_set():
-        metas = {f"r{number + at}": _meta(f"s{number + at}") for at in range(_IN_FLIGHT)}
+        metas = {f"r{number + at}": _begun(f"s{number + at}") for at in range(_IN_FLIGHT)}
         number += _IN_FLIGHT
         for rid, meta in metas.items():
             writer.begin(rid, meta)
@@ -167,24 +168,7 @@ def _raw(folder: Path, seconds: float) -> float:
     return rate
 
 
-def _meta(sample_id: str) -> SampleMeta:
-    return SampleMeta(
-        sample_id=sample_id,
-        request_id=sample_id,
-        captured_at=time.time(),
-        target_digest=_STREAM.target_digest,
-        draft_version_start="d0",
-        draft_version_end="d0",
-        verify_rule="greedy",
-        tenant="default",
-        start_pos=0,
-        num_tokens=0,
-        prompt_tokens=64,
-        temperature=0.0,
-        top_p=1.0,
-        top_k=-1,
-        k=3,
-        verify_rounds=0,
-        accepted_drafts=0,
-        finish_reason="",
-    )
+def _begun(sample_id: str) -> SampleMeta:
+    """As the server knows a request when it begins."""
+    meta = plain_meta(_STREAM, sample_id, 0)
+    return replace(meta, prompt_tokens=64, verify_rounds=0, accepted_drafts=0, finish_reason="")

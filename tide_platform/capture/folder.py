@@ -1,13 +1,11 @@
 """The spool's folder: segments that wait for ingest, the disk budget they may fill, the status file."""
 
-import contextlib
 import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tide_platform.capture.segment import SEALED, CorruptSegment, count_samples
 
@@ -31,14 +29,15 @@ def keep_budget(folder: Path, budget_bytes: int) -> int:
     """Deletes the oldest segments that wait for ingest until what waits fits ``budget_bytes``; returns the
     samples in them. One that an ingest worker has claimed stays: it is on its way.
     """
-    waiting = [(path, size) for path in sealed_segments(folder) if (size := _size(path)) is not None]
+    waiting = [(path, size) for path in sealed_segments(folder) if (size := size_of(path)) is not None]
     over, lost = sum(size for _, size in waiting) - budget_bytes, 0
     for path, size in waiting:
         if over <= 0:
             break
-        with _claimed(path) as claimed:
-            if not claimed:
-                continue
+        file = claim(path)
+        if file is None:
+            continue
+        with file:
             try:
                 samples = count_samples(path)
             except CorruptSegment as error:
@@ -52,33 +51,35 @@ def keep_budget(folder: Path, budget_bytes: int) -> int:
     return lost
 
 
-def write_status(folder: Path, status: dict[str, Any]) -> None:
+def write_status(path: Path, status: dict[str, Any]) -> None:
     """Raises ``OSError``; a reader sees the former status or this one."""
-    temporary = folder / f"{STATUS_FILE}.new"
+    temporary = path.with_name(f"{path.name}.new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         json.dump(status, file)
-    temporary.rename(folder / STATUS_FILE)
+    temporary.rename(path)
 
 
-@contextlib.contextmanager
-def _claimed(path: Path) -> Iterator[bool]:
-    """Claims a segment as an ingest worker does, by a lock of its file."""
+def claim(path: Path) -> BinaryIO | None:
+    """Claims a sealed segment until the file is closed, or its process ends; ``None`` where another process
+    has it, or it is gone.
+    """
     try:
         file = path.open("rb")
     except FileNotFoundError:
-        yield False
-        return
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield path.exists()
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    if not path.exists():  # another process deleted it between the two
+        file.close()
+        return None
+    return file
 
 
-def _size(path: Path) -> int | None:
+def size_of(path: Path) -> int | None:
     try:
         return path.stat().st_size
     except FileNotFoundError:

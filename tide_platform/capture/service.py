@@ -319,7 +319,7 @@ class Spool:
         status |= {"samples": self._samples, "segments": self._segments, "bytes": self._bytes}
         status |= {"disk_errors": self._disk.errors, "buffered_segments": self._buffered}
         try:
-            write_status(self._folder, status)
+            write_status(self._folder / STATUS_FILE, status)
         except OSError as error:
             self._say("%s: %s", self._folder / STATUS_FILE, error)
 

@@ -6,12 +6,14 @@ from sglang.srt.managers import io_struct
 
 from tide_platform.engine.hooks import MESSAGE
 from tide_platform.engine.sglang_common import (
+    InPlacePause,
     application,
     changes_logits,
     is_abort,
     is_health_check,
     protect,
     read_request,
+    refused,
     served_draft,
 )
 
@@ -35,11 +37,8 @@ __all__ = [
 VERSION: str = "0.5.14"
 
 
-class Link:
+class Link(InPlacePause):
     """The HTTP process's end of the channel to the scheduler, and the in-place pause."""
-
-    def __init__(self, manager: Any):
-        self.manager = manager
 
     async def call(self, message: dict[str, Any]) -> dict[str, Any]:
         self.manager.auto_create_handle_loop()
@@ -47,12 +46,6 @@ class Link:
             io_struct.SetInternalStateReq({MESSAGE: message})
         )
         return replies[0].server_args
-
-    def paused(self) -> bool:
-        return bool(self.manager.is_pause)
-
-    async def pause(self) -> None:
-        await self.manager.pause_generation(io_struct.PauseGenerationReqInput(mode="in_place"))
 
     async def resume(self) -> None:
         await self.manager.continue_generation(io_struct.ContinueGenerationReqInput())
@@ -75,13 +68,7 @@ def answer(payload: dict[str, Any]) -> Any:
 
 
 def refused_update(message: Any, why: str) -> Any:
-    outputs = {
-        io_struct.UpdateWeightFromDiskReqInput: io_struct.UpdateWeightFromDiskReqOutput,
-        io_struct.UpdateWeightsFromDistributedReqInput: io_struct.UpdateWeightsFromDistributedReqOutput,
-        io_struct.UpdateWeightsFromTensorReqInput: io_struct.UpdateWeightsFromTensorReqOutput,
-        io_struct.UpdateWeightsFromIPCReqInput: io_struct.UpdateWeightsFromIPCReqOutput,
-    }
-    return outputs[type(message)](False, why)
+    return refused(message, why)
 
 
 def writes(owner: Any) -> bool:

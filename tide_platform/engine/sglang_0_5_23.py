@@ -13,11 +13,13 @@ from sglang.srt.runtime_context import get_parallel
 from tide_platform.engine import sglang_common
 from tide_platform.engine.hooks import MESSAGE
 from tide_platform.engine.sglang_common import (
+    InPlacePause,
     application,
     is_abort,
     is_health_check,
     protect,
     read_request,
+    refused,
     served_draft,
 )
 
@@ -41,11 +43,8 @@ __all__ = [
 VERSION: str = "0.5.23"
 
 
-class Link:
+class Link(InPlacePause):
     """The HTTP process's end of the channel to the scheduler, and the in-place pause."""
-
-    def __init__(self, manager: Any):
-        self.manager = manager
 
     async def call(self, message: dict[str, Any]) -> dict[str, Any]:
         self.manager.auto_create_handle_loop()
@@ -53,12 +52,6 @@ class Link:
             io_struct.DumperControlReqInput(method=MESSAGE, body=message)
         )
         return replies[0].response[0]
-
-    def paused(self) -> bool:
-        return bool(self.manager.is_pause)
-
-    async def pause(self) -> None:
-        await self.manager.pause_generation(io_struct.PauseGenerationReqInput(mode="in_place"))
 
     async def resume(self) -> None:
         await self.manager.continue_generation(io_struct.ContinueGenerationReqInput(torch_empty_cache=False))
@@ -82,14 +75,8 @@ def answer(payload: dict[str, Any]) -> Any:
 
 
 def refused_update(message: Any, why: str) -> Any:
-    outputs = {
-        io_struct.UpdateWeightFromDiskReqInput: io_struct.UpdateWeightFromDiskReqOutput,
-        io_struct.UpdateWeightsFromDistributedReqInput: io_struct.UpdateWeightsFromDistributedReqOutput,
-        io_struct.UpdateWeightsFromTensorReqInput: io_struct.UpdateWeightsFromTensorReqOutput,
-        io_struct.UpdateWeightsFromIPCReqInput: io_struct.UpdateWeightsFromIPCReqOutput,
-        io_struct.BeginWeightUpdateReqInput: io_struct.BeginWeightUpdateReqOutput,
-    }
-    return outputs[type(message)](success=False, message=why)
+    session = {io_struct.BeginWeightUpdateReqInput: io_struct.BeginWeightUpdateReqOutput}
+    return refused(message, why, session)
 
 
 def writes(owner: Any) -> bool:

@@ -14,6 +14,30 @@ from tide_platform.engine.policy import Request
 from tide_platform.engine.reload import ServedDraft
 
 
+class InPlacePause:
+    """The HTTP process's own view of its pause; a version's ``Link`` adds the channel to the scheduler."""
+
+    def __init__(self, manager: Any):
+        self.manager = manager
+
+    def paused(self) -> bool:
+        return bool(self.manager.is_pause)
+
+    async def pause(self) -> None:
+        await self.manager.pause_generation(io_struct.PauseGenerationReqInput(mode="in_place"))
+
+
+def refused(message: Any, why: str, more: dict[type, type] | None = None) -> Any:
+    """The answer to a weight update; ``more`` are the messages that one version alone has."""
+    outputs: dict[type, type] = {
+        io_struct.UpdateWeightFromDiskReqInput: io_struct.UpdateWeightFromDiskReqOutput,
+        io_struct.UpdateWeightsFromDistributedReqInput: io_struct.UpdateWeightsFromDistributedReqOutput,
+        io_struct.UpdateWeightsFromTensorReqInput: io_struct.UpdateWeightsFromTensorReqOutput,
+        io_struct.UpdateWeightsFromIPCReqInput: io_struct.UpdateWeightsFromIPCReqOutput,
+    }
+    return (outputs | (more or {}))[type(message)](success=False, message=why)
+
+
 def application() -> Any:
     from sglang.srt.entrypoints import http_server
 

@@ -1,13 +1,12 @@
 """The spool folder as one of several workers sees it: claims, due batches, what is set aside."""
 
-import fcntl
 import json
 import logging
 import time
 from pathlib import Path
 from typing import BinaryIO
 
-from tide_platform.capture.folder import make_folder, sealed_segments
+from tide_platform.capture.folder import claim, make_folder, sealed_segments, size_of
 from tide_platform.capture.record import Sample, StreamMeta
 from tide_platform.capture.segment import CorruptSegment, read_segment, sync_folder
 from tide_platform.config.schema import Ingest as Limits
@@ -38,7 +37,7 @@ class Segments:
         waiting = self.waiting()
         now = time.monotonic()
         self._first_seen = {path: self._first_seen.get(path, now) for path in waiting}
-        sizes = {path: size for path in waiting if (size := _size(path)) is not None}
+        sizes = {path: size for path in waiting if (size := size_of(path)) is not None}
         if not sizes:
             return []
         age = now - min(self._first_seen[path] for path in sizes)
@@ -74,7 +73,7 @@ class Segments:
     def set_aside(self, path: Path, suffix: str, why: str) -> None:
         """Keeps the file under another name, with a report beside it."""
         aside = path.with_suffix(suffix)
-        report = {"segment": path.name, "why": why, "bytes": _size(path)}
+        report = {"segment": path.name, "why": why, "bytes": size_of(path)}
         aside.with_name(f"{aside.name}.json").write_text(json.dumps(report, indent=1))
         if path.exists():
             path.rename(aside)
@@ -95,17 +94,8 @@ class Segments:
             self._unclaim(path)
 
     def _claim(self, path: Path) -> bool:
-        try:
-            file = path.open("rb")
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another worker has it
-            file.close()
-            return False
-        if not path.exists():  # another worker deleted it between the two
-            file.close()
+        file = claim(path)
+        if file is None:
             return False
         self._claims[path] = file
         return True
@@ -113,10 +103,3 @@ class Segments:
     def _unclaim(self, path: Path) -> None:
         if file := self._claims.pop(path, None):
             file.close()
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return None

@@ -1,7 +1,6 @@
 """``tide ingest``: waits for sealed segments, stores them, outlasts a store that is down."""
 
-import fcntl
-import json
+import contextlib
 import logging
 import os
 import secrets
@@ -13,7 +12,9 @@ from typing import Any
 
 import tenacity
 
+from tide_platform.capture.folder import write_status
 from tide_platform.config import Settings, TideError
+from tide_platform.config.locks import LockHeld, locked
 from tide_platform.ingest.counts import Counts
 from tide_platform.ingest.segments import Segments
 from tide_platform.ingest.worker import Worker
@@ -47,7 +48,7 @@ class Ingest:
         self._folder, self._limits = settings.spool_folder, settings.ingest
         self._counts = Counts()
         self._segments = Segments(self._folder, settings.ingest, self._counts)
-        self._slot, self._slot_file = _take_slot(self._folder)
+        self._slot, self._slot_lock = _take_slot(self._folder)
         self._stop = stop or threading.Event()
         self._objects = ObjectStore(settings.storage)
         store = open_store(settings)
@@ -125,7 +126,7 @@ class Ingest:
                 lease.release()
             except StoreError as error:
                 log.warning("%s", error)
-        self._slot_file.close()
+        self._slot_lock.close()
 
     def _patiently(self, call: Callable[[], bool], once: bool) -> bool:
         """Repeats ``call`` with growing pauses while the store is down; segments stay where they are
@@ -160,19 +161,15 @@ class Ingest:
         upkeep = self._upkeep.counts.to_json()
         status: dict[str, Any] = {"pid": os.getpid(), "at": time.time(), **self.counts}
         status |= {f"upkeep_{name}": value for name, value in upkeep.items()}
-        temporary = self.status_file.with_suffix(".new")
-        temporary.write_text(json.dumps(status))
-        temporary.rename(self.status_file)
+        write_status(self.status_file, status)
 
 
-def _take_slot(folder: Path) -> tuple[int, Any]:
-    """A number that no other worker on this folder has, and the locked file that says so."""
-    slot = 0
+def _take_slot(folder: Path) -> tuple[int, contextlib.ExitStack]:
+    """A number that no other worker on this folder has, and its lock."""
+    lock, slot = contextlib.ExitStack(), 0
     while True:
-        file = (folder / f"ingest-{slot}.lock").open("a")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return slot, file
-        except BlockingIOError:
-            file.close()
+            lock.enter_context(locked(folder / f"ingest-{slot}.lock"))
+            return slot, lock
+        except LockHeld:
             slot += 1

@@ -48,9 +48,7 @@ class _Batch:
     duplicates: int
 
 
-@dataclass(frozen=True)
-class _Ahead:
-    groups: "Future[list[tuple[StreamMeta, dict[Path, list[Sample]]]]]"
+_Ahead = Future[list[tuple[StreamMeta, dict[Path, list[Sample]]]]]  # segments that are being read
 
 
 class Worker:
@@ -97,7 +95,7 @@ class Worker:
 
     def _give_back(self) -> None:
         if self._ahead:
-            wait([self._ahead.groups])
+            wait([self._ahead])
             self._ahead = None
         self._segments.give_back()
 
@@ -119,7 +117,7 @@ class Worker:
             return progress
         return self._lead(own) or progress
 
-    def _read(self, at_once: bool) -> "_Ahead | None":
+    def _read(self, at_once: bool) -> _Ahead | None:
         """Claims the next batch, deletes what was committed before, begins to read the others."""
         paths = self._segments.take(at_once)
         if not paths:
@@ -130,12 +128,12 @@ class Worker:
             self._counts.already_committed += len(done)
             self._segments.delete(done)
         rest = [path for path in paths if path not in done]
-        return _Ahead(self._reader.submit(self._segments.read, rest))
+        return self._reader.submit(self._segments.read, rest)
 
-    def _prepare(self, ahead: "_Ahead") -> list[_Batch]:
+    def _prepare(self, ahead: _Ahead) -> list[_Batch]:
         """The new samples of these segments as fragments; segments without any are deleted."""
         batches = []
-        for stream, group in ahead.groups.result():
+        for stream, group in ahead.result():
             try:
                 self._dataset.ensure(stream)
             except StreamMismatch as error:

@@ -23,6 +23,7 @@ import numpy as np
 
 from tide_platform.capture.packing import unpack
 from tide_platform.capture.record import TENSORS, Sample, SampleMeta
+from tide_platform.capture.segment import crc32c
 from tide_platform.store.errors import (
     BlobCorrupt,
     BudgetExceeded,
@@ -202,7 +203,7 @@ def _encode(sample: Sample) -> bytes:
             "dtype": array.dtype.str,
             "shape": array.shape,
             "length": array.nbytes,
-            "crc32c": google_crc32c.value(array.tobytes()),
+            "crc32c": crc32c(array),
         }
         for name, array in arrays.items()
     ]
