@@ -1,7 +1,7 @@
 """What capture costs a server: throughput with it on against off, and its share of the scheduler's thread.
 
 One server, capture toggled by ``POST /tide/capture`` in ABBA blocks of a fixed number of requests of fixed
-length; both blocks of a pair send the same prompts from an empty prefix cache, so that prompts are captured
+length, about ten seconds each: shorter ones differ by 30 % on a shared machine; both blocks of a pair send the same prompts from an empty prefix cache, so that prompts are captured
 as well.
 """
 
@@ -14,7 +14,8 @@ from tide_platform.bench.report import Report, alternation, paired_interval, rat
 from tide_platform.bench.server import Served, served
 from tide_platform.config import Settings
 
-NEW_TOKENS = 40
+NEW_TOKENS = 64
+BLOCK_REQUESTS = 6  # at least this many a block, one after the other where the concurrency is lower
 SHARE_TOKENS = 96  # of a request where shares are measured: the prompt's part is small then
 BATCHES = (1, 2, 4, 8)
 _SETTLE_S = 1.0  # the spool writes what a block left, at nobody's cost
@@ -60,12 +61,13 @@ def _warm_up(server: Served, concurrency: int) -> None:
 def _throughput(server: Served, concurrency: int, blocks: int) -> dict[bool, list[float]]:
     """Tokens a second of each block, by whether capture was on."""
     pairs = blocks // 2
-    inputs = load.prompts(server, concurrency * pairs)
+    requests = -(-max(BLOCK_REQUESTS, concurrency) // concurrency) * concurrency
+    inputs = load.prompts(server, requests * pairs)
     rates: dict[bool, list[float]] = {True: [], False: []}
     for block, on in enumerate(alternation(pairs)):
-        first = block // 2 * concurrency
+        first = block // 2 * requests
         server.client.capture(enabled=on)
-        done = load.flow(server, inputs[first : first + concurrency], NEW_TOKENS, concurrency, capture=True)
+        done = load.flow(server, inputs[first : first + requests], NEW_TOKENS, concurrency, capture=True)
         rates[on].append(done.tokens_per_s)
         if on:
             time.sleep(_SETTLE_S)

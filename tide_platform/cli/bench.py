@@ -27,7 +27,7 @@ def capture(config: Config = None, quick: Quick = False, json_output: Json = Fal
     from tide_platform.bench import capture_cost
 
     settings = _settings(config)
-    loads, blocks = ((1, 8), 4) if quick else ((1, 4, 16), 20)
+    loads, blocks = ((1, 8), 4) if quick else ((1, 4, 16), 40)
     _run(lambda: capture_cost.run(settings, concurrencies=loads, blocks=blocks), json_output)
 
 
