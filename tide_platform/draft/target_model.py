@@ -27,7 +27,7 @@ class TargetStates:
 
 
 class TargetModel:
-    """A Hugging Face causal language model, its states taken where :class:`SampleMeta` says they are."""
+    """A Hugging Face causal language model, its states numbered as ``capture.record.StreamMeta`` does."""
 
     def __init__(
         self,
