@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tide_platform.bench import load
-from tide_platform.bench.report import Report, alternation, paired_interval, ratio_of_medians
+from tide_platform.bench.report import Report, alternation, paired_interval, paired_ratio
 from tide_platform.bench.server import Served, served
 from tide_platform.config import Settings
 
@@ -38,7 +38,7 @@ def run(
         for concurrency in concurrencies:
             rates = _throughput(server, concurrency, blocks)
             case = f"throughput_{concurrency}"
-            report.ratios[case] = ratio_of_medians(rates[True], rates[False])
+            report.ratios[case] = paired_ratio(rates[True], rates[False])
             report.intervals[case] = paired_interval(rates[True], rates[False])
             report.raw[case] = {"on": rates[True], "off": rates[False], "unit": "tokens a second"}
         for batch in batches:

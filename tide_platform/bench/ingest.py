@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from tide_platform.bench.object_storage import object_storage
-from tide_platform.bench.report import Report, alternation, paired_interval, ratio_of_medians
+from tide_platform.bench.report import Report, alternation, paired_interval, paired_ratio
 from tide_platform.bench.samples import random_sample
 from tide_platform.capture.record import StreamMeta
 from tide_platform.capture.segment import SegmentWriter
@@ -51,7 +51,7 @@ def run(folder: Path, *, bytes: int, rounds: int) -> Report:
                 cpu[side].append(used)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    ratio = {"ingest": ratio_of_medians(rates["ingest"], rates["boto3"])}
+    ratio = {"ingest": paired_ratio(rates["ingest"], rates["boto3"])}
     intervals = {"ingest": paired_interval(rates["ingest"], rates["boto3"])} if rounds > 1 else {}
     notes = [
         f"medians, MB/s: ingest {statistics.median(rates['ingest']):.0f}, boto3 "

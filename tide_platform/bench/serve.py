@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tide_platform.bench import load
-from tide_platform.bench.report import Report, paired_interval, ratio_of_medians
+from tide_platform.bench.report import Report, paired_interval, paired_ratio
 from tide_platform.bench.server import Served, served
 from tide_platform.config import Settings, TideError
 
@@ -30,7 +30,7 @@ class BatchDivided(TideError):
 
 
 def run(settings: Settings, *, batches: Sequence[int], ks: Sequence[int]) -> Report:
-    """``ratios``: ``k<k>_batch_<b>``, milliseconds of a round over those of a plain step, medians.
+    """``ratios``: ``k<k>_batch_<b>``, milliseconds of a round over those of a plain step, median over pairs.
 
     ``raw``: every measurement in milliseconds, and tokens a round, which the ratio does not depend on.
     """
@@ -53,7 +53,7 @@ def run(settings: Settings, *, batches: Sequence[int], ks: Sequence[int]) -> Rep
     report.raw |= {"server_threads": settings.serving.threads, "dtype": settings.serving.dtype}
     for k, batch in product(ks, batches):
         case = f"k{k}_batch_{batch}"
-        report.ratios[case] = ratio_of_medians(cost[k, batch], cost[0, batch])
+        report.ratios[case] = paired_ratio(cost[k, batch], cost[0, batch])
         report.intervals[case] = paired_interval(cost[k, batch], cost[0, batch])
     plain = ", ".join(f"{statistics.median(cost[0, batch]):.1f} ms at {batch}" for batch in batches)
     report.notes.append(f"a plain step by batch size: {plain}")

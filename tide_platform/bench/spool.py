@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tide_platform.bench.report import Report, alternation, paired_interval, ratio_of_medians
+from tide_platform.bench.report import Report, alternation, paired_interval, paired_ratio
 from tide_platform.bench.samples import plain_meta
 from tide_platform.capture.disk import aligned
 from tide_platform.capture.folder import sealed_segments
@@ -50,7 +50,7 @@ def run(folder: Path, *, seconds: float, rounds: int) -> Report:
                 cpu[form].append(used)
             else:
                 raw[form].append(_raw(folder, seconds))
-    ratios = {form: ratio_of_medians(rates[form], raw[form]) for form in FORMATS}
+    ratios = {form: paired_ratio(rates[form], raw[form]) for form in FORMATS}
     intervals = {form: paired_interval(rates[form], raw[form]) for form in FORMATS} if rounds > 1 else {}
     notes = [
         "judged: bf16; int8 and int4 write fewer bytes for the same rows, their packing is processor time",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tide_platform.bench.report import Report, alternation, paired_interval, ratio_of_medians
+from tide_platform.bench.report import Report, alternation, paired_interval, paired_ratio
 from tide_platform.cli.bench import app
 
 
@@ -35,8 +35,15 @@ def test_pairs_are_kept_together() -> None:
     assert high - low > 0.2
 
 
+def test_a_disturbed_pair_moves_nothing() -> None:
+    rates = np.linspace(1.0, 10.0, 21)
+    halved = 0.97 * rates
+    halved[3] /= 2
+    assert paired_ratio(halved, rates) == pytest.approx(0.97)
+
+
 def test_a_single_pair_has_no_interval() -> None:
-    assert ratio_of_medians([2.0], [4.0]) == 0.5
+    assert paired_ratio([2.0], [4.0]) == 0.5
     with pytest.raises(ValueError):
         paired_interval([2.0], [4.0])
 
