@@ -97,8 +97,12 @@ class BadTensorShape(DraftError):
 
 
 class UnsupportedRope(DraftError):
-    """A rotary embedding that the trainer does not compute."""
+    """A rotary embedding that the trainer does not compute as SGLang serves it."""
 
     def __init__(self, folder: Path, kind: str):
-        super().__init__(folder, f"rope type {kind} is not supported; supported: default, linear, llama3")
+        super().__init__(
+            folder,
+            f"rope type {kind} is not supported; a draft's may be default, linear, dynamic, llama3 or yarn: "
+            "give it one of these",
+        )
         self.kind = kind

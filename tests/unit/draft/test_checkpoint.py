@@ -14,7 +14,7 @@ from tide_platform.draft.check import check_draft
 from tide_platform.draft.checkpoint import load_draft, new_draft, save_draft
 from tide_platform.draft.config import DraftConfig, default_aux_layer_ids
 from tide_platform.draft.errors import DraftCorrupt, DraftIncomplete
-from tide_platform.draft.rope import inverse_frequencies
+from tide_platform.draft.rope import frequencies
 
 # the parameters of SGLang 0.5.14's LlamaForCausalLMEagle3 after its renaming: name -> from which of ours
 SGLANG = {
@@ -104,7 +104,7 @@ def test_rope_is_transformers() -> None:
     ):  # fmt: skip
         config = LlamaConfig(hidden_size=64, num_attention_heads=1, head_dim=64, rope_parameters=rope)
         theirs = LlamaRotaryEmbedding(config).inv_freq
-        assert torch.allclose(inverse_frequencies(rope, 64), theirs, rtol=1e-5)
+        assert torch.allclose(frequencies(rope, 64, 2048)[0], theirs, rtol=1e-5)
 
 
 def test_old_and_new_rope_layouts_read_alike() -> None:
