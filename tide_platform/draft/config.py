@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from tide_platform.draft.errors import DraftCorrupt, DraftIncomplete
-from tide_platform.draft.rope_config import rope_of
+from tide_platform.draft.rope_config import difference, rope_of
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 AUX_LAYERS = 3
+PROVENANCE = "tide.json"
 
 
 def default_aux_layer_ids(num_layers: int) -> tuple[int, int, int]:
@@ -168,3 +169,16 @@ class DraftConfig:
         if self.fc_norm:
             shapes |= {f"fc_norm.{n}.weight": (self.target_hidden_size,) for n in range(AUX_LAYERS)}
         return shapes
+
+
+def rope_mismatch(config: DraftConfig, target: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    """In what the draft's rope differs from that of its target's language model: name, both values; or None.
+
+    Dynamic rope is stretched from the config's maximum, so there that counts too.
+    """
+    if found := difference(config.rope, rope_of(target)):
+        return found
+    longest = target.get("max_position_embeddings", config.max_position_embeddings)
+    if config.rope["rope_type"] == "dynamic" and config.max_position_embeddings != longest:
+        return "rope max_position_embeddings", config.max_position_embeddings, longest
+    return None
