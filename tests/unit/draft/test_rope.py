@@ -24,6 +24,7 @@ GPT_OSS = {
     "original_max_position_embeddings": 4096,
 }  # fmt: skip
 NO_CONTEXT = {"rope_type": "yarn", "factor": 2.0}  # original: max_position_embeddings
+OLD_YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 LONG = 131072
 # family, its config.json's rope part (old or new layout), head size
 CONFIGS: list[tuple[str, dict[str, Any], int]] = [
@@ -32,7 +33,7 @@ CONFIGS: list[tuple[str, dict[str, Any], int]] = [
     ("Llama", {"rope_scaling": {"type": "linear", "factor": 4}, "max_position_embeddings": 4096}, 64),
     ("Llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 128}, 64),
     ("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e5}}, 64),
-    ("Qwen2", {"rope_theta": 1e6, "rope_scaling": {"type": "yarn", **YARN}, "max_position_embeddings": LONG}, 128),
+    ("Qwen2", {"rope_theta": 1e6, "rope_scaling": OLD_YARN, "max_position_embeddings": LONG}, 128),
     ("Qwen3", {"rope_parameters": {**YARN, "rope_theta": 1e6}, "max_position_embeddings": LONG}, 128),
     ("Qwen3", {"rope_theta": 1e6, "rope_scaling": None, "max_position_embeddings": 40960}, 128),
     ("GptOss", {"rope_theta": 150000, "rope_scaling": GPT_OSS, "max_position_embeddings": LONG}, 64),
