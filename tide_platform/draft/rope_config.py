@@ -83,11 +83,10 @@ def difference(rope: dict[str, Any], other: dict[str, Any]) -> tuple[str, Any, A
 
     Of the type's own parameters only: what no type reads decides nothing.
     """
-    names = ("rope_theta", "rope_type", *FACTORS.get(rope["rope_type"], ()))
+    names = ("rope_type", "rope_theta", *FACTORS.get(rope["rope_type"], ()))
     for name in names:
         ours, theirs = rope.get(name), other.get(name)
-        same = math.isclose(ours, theirs) if _numbers(ours, theirs) else ours == theirs
-        if not same:
+        if not _same(ours, theirs):
             return (name if name.startswith("rope_") else f"rope {name}"), ours, theirs
     return None
 
@@ -103,5 +102,7 @@ def _number(name: str, value: Any) -> Any:
     return int(value) if name in _INTEGERS else float(value)
 
 
-def _numbers(*values: Any) -> bool:
-    return all(isinstance(v, int | float) for v in values)
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return math.isclose(a, b)
+    return a == b

@@ -20,7 +20,6 @@ from tide_platform.training.teacher import (
     Teacher,
     TeacherKind,
     finite_bf16,
-    join,
     read_last_hidden,
     read_topk,
 )
@@ -217,7 +216,7 @@ def collate(examples: Sequence[Example]) -> Batch:
         aux_1PF=torch.cat([e.aux_CF for e in examples])[None],
         root_index=tuple(torch.from_numpy(np.concatenate(i)) for i in root_index),
         teacher_index=tuple(torch.from_numpy(np.concatenate(i)) for i in teacher_index),
-        teacher=join([e.teacher for e in examples]),
+        teacher=type(examples[0].teacher).join([e.teacher for e in examples]),
     )
 
 

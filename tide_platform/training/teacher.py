@@ -11,7 +11,7 @@ of one block.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -83,6 +83,11 @@ class Teacher(Protocol):
         """The rows at ``index``, in its order."""
         ...
 
+    @classmethod
+    def join(cls, parts: Sequence[Any]) -> Self:
+        """All rows of teachers of this form, in order."""
+        ...
+
     def block(self, span: slice, head_VH: torch.Tensor | None) -> Distribution:
         """p of the rows in ``span``. ``head_VH``: the target head's rows of the draft's vocabulary."""
         ...
@@ -106,6 +111,10 @@ class TopK:
     def take(self, index: torch.Tensor) -> "TopK":
         return TopK(self.ids_MK[index], self.p_MK[index])
 
+    @classmethod
+    def join(cls, parts: "Sequence[TopK]") -> "TopK":
+        return TopK(torch.cat([t.ids_MK for t in parts]), torch.cat([t.p_MK for t in parts]))
+
     def block(self, span: slice, head_VH: torch.Tensor | None) -> Distribution:
         return Sparse(self.ids_MK[span], self.p_MK[span])
 
@@ -124,19 +133,14 @@ class LastHidden:
     def take(self, index: torch.Tensor) -> "LastHidden":
         return LastHidden(self.best_M[index], self.hidden_MH[index])
 
+    @classmethod
+    def join(cls, parts: "Sequence[LastHidden]") -> "LastHidden":
+        return LastHidden(torch.cat([t.best_M for t in parts]), torch.cat([t.hidden_MH for t in parts]))
+
     def block(self, span: slice, head_VH: torch.Tensor | None) -> Distribution:
         assert head_VH is not None  # loss_and_stats has asked for it
         logits = self.hidden_MH[span].to(head_VH.dtype) @ head_VH.T
         return Dense(torch.softmax(logits, -1, dtype=torch.float32))
-
-
-def join(teachers: Sequence[Teacher]) -> Teacher:
-    """All rows, in order, of teachers of one form."""
-    if isinstance(teachers[0], LastHidden):
-        best = torch.cat([t.best_M for t in teachers])
-        return LastHidden(best, torch.cat([t.hidden_MH for t in teachers]))  # type: ignore[attr-defined]
-    ids = torch.cat([t.ids_MK for t in teachers])  # type: ignore[attr-defined]
-    return TopK(ids, torch.cat([t.p_MK for t in teachers]))  # type: ignore[attr-defined]
 
 
 def read_topk(sample: Sample, inverse: np.ndarray) -> tuple[TopK, np.ndarray] | str:

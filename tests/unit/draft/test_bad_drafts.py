@@ -38,7 +38,12 @@ def with_map(folder: Path, ids: np.ndarray) -> None:
     )
 
 
-def target(folder: Path, shards: int = 1, tied: bool | None = True, **edit: Any) -> Path:
+def target(
+    folder: Path,
+    edit: dict[str, torch.Tensor | None] | None = None,
+    shards: int = 1,
+    tied: bool | None = True,
+) -> Path:
     """The tiny target, written anew; ``edit``: tensors to add, or leave out where None."""
     folder.mkdir()
     config = json.loads((TINY / "config.json").read_text())
@@ -46,7 +51,9 @@ def target(folder: Path, shards: int = 1, tied: bool | None = True, **edit: Any)
     if tied is not None:
         config["tie_word_embeddings"] = tied
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = {k: v for k, v in (load_file(TINY / "model.safetensors") | edit).items() if v is not None}
+    tensors = {
+        k: v for k, v in (load_file(TINY / "model.safetensors") | (edit or {})).items() if v is not None
+    }
     names = sorted(tensors)
     for n in range(shards):
         part = {k: tensors[k] for k in names[n::shards]}
@@ -73,7 +80,7 @@ def test_fewer_distinct_tokens_than_the_draft_vocabulary_are_filled_up_and_said(
 
 @pytest.mark.parametrize("tied", [True, None])
 def test_a_tied_target_without_a_head_lends_its_embeddings(tmp_path: Path, tied: bool | None) -> None:
-    parts = load_target_parts(target(tmp_path / "t", tied=tied, **{"lm_head.weight": None}))
+    parts = load_target_parts(target(tmp_path / "t", {"lm_head.weight": None}, tied=tied))
     assert parts.lm_head_VH is parts.embed_VH
 
 
@@ -81,21 +88,21 @@ def test_an_untied_target_without_a_head_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         errors.DraftIncomplete, match=r"lm_head\.weight; is this the folder of a target, whole"
     ):
-        load_target_parts(target(tmp_path / "t", tied=False, **{"lm_head.weight": None}))
+        load_target_parts(target(tmp_path / "t", {"lm_head.weight": None}, tied=False))
 
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_target_is_one_file_without_an_index_or_several_with_one(tmp_path: Path, shards: int) -> None:
-    parts, expected = load_target_parts(target(tmp_path / "t", shards)), tiny_parts()
+    parts, expected = load_target_parts(target(tmp_path / "t", shards=shards)), tiny_parts()
     assert torch.equal(parts.embed_VH, expected.embed_VH)
     assert parts.last_layer.keys() == expected.last_layer.keys()
 
 
 def test_a_target_without_its_last_layer_is_named(tmp_path: Path) -> None:
     names = load_file(TINY / "model.safetensors")
-    gone = {name: None for name in names if ".layers.3." in name}
+    gone: dict[str, torch.Tensor | None] = {n: None for n in names if ".layers.3." in n}
     with pytest.raises(errors.DraftIncomplete, match=r"layers\.3\."):
-        load_target_parts(target(tmp_path / "t", **gone))
+        load_target_parts(target(tmp_path / "t", gone))
 
 
 def test_the_last_layers_output_is_no_aux_layer(folder: Path) -> None:
@@ -166,7 +173,7 @@ def test_a_child_with_another_map_than_its_parent_is_named(folder: Path, tmp_pat
 def test_a_draft_for_another_checkpoint_of_the_target_is_named(folder: Path, tmp_path: Path) -> None:
     """Same shapes, other weights."""
     norm = load_file(TINY / "model.safetensors")["model.norm.weight"]
-    other = target(tmp_path / "t", **{"model.norm.weight": norm + 1})
+    other = target(tmp_path / "t", {"model.norm.weight": norm + 1})
     with pytest.raises(errors.DraftMismatch, match=r"target_digest is .*tide draft import") as caught:
         check_draft(folder, other)
     assert caught.value.draft_value == target_digest(TINY) and caught.value.target_value == target_digest(
