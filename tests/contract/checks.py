@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from tests.contract.probe import Contract
 
@@ -503,24 +504,24 @@ _ROPES: tuple[dict[str, Any], ...] = (
 def rope(contract: Contract) -> None:
     """What is trained is what is served: cos and sin of every rope type, from the exported config.json."""
     import torch
-    from sglang.srt import server_args
+    from sglang.srt.layers.rotary_embedding import base as embedding
     from sglang.srt.layers.rotary_embedding import get_rope
     from transformers import LlamaConfig
 
     from tide_platform.draft.config import DraftConfig
 
-    base = {
+    shape = {
         "hidden_size": 128,
         "intermediate_size": 8,
         "num_attention_heads": 2,
         "vocab_size": 9,
         "max_position_embeddings": 256,
     }
-    arguments = server_args._global_server_args
-    server_args._global_server_args = arguments or SimpleNamespace(rl_on_policy_target=None)
-    try:
+    # 0.5.14 asks the server's arguments, and there is no server; 0.5.23 knows that
+    none = SimpleNamespace(rl_on_policy_target=None)
+    with patch.object(embedding, "get_global_server_args", lambda: none, create=True):
         for rope in _ROPES:
-            draft = DraftConfig.from_json(base | {"rope_parameters": rope}, 12)
+            draft = DraftConfig.from_json(shape | {"rope_parameters": rope}, 12)
             config = LlamaConfig.from_dict(draft.to_json())
             theirs = get_rope(  # as models/llama.py calls it
                 draft.head_dim,
@@ -529,8 +530,6 @@ def rope(contract: Contract) -> None:
                 base=config.rope_parameters["rope_theta"],
                 rope_scaling=config.rope_parameters,
             )
-            table = theirs._compute_cos_sin_cache().float()[: base["max_position_embeddings"]]
+            table = theirs._compute_cos_sin_cache().float()[: shape["max_position_embeddings"]]
             ours = contract.rope(draft, torch.arange(len(table)))
             assert torch.allclose(ours, table, atol=1e-4), (rope, float((ours - table).abs().max()))
-    finally:
-        server_args._global_server_args = arguments
