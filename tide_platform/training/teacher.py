@@ -11,6 +11,7 @@ of one block.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
@@ -18,9 +19,12 @@ import torch
 
 from tide_platform.capture.record import Sample
 from tide_platform.config import TideError
+from tide_platform.draft.checkpoint import TargetParts
 from tide_platform.draft.eagle3 import Eagle3Draft
 
 TeacherKind = Literal["topk", "last_hidden"]
+# what families do to logits behind the head: Gemma, Granite, Cohere, Falcon-H1
+_LOGIT_SETTINGS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
 VOCAB_AT_ONCE = 4096  # logits of so many target tokens exist at a time where only the argmax is wanted
 
 
@@ -33,6 +37,17 @@ class MissingTeacher(TideError):
             "set training.teacher to topk, or capture with the last hidden state"
         )
         self.sample_id, self.missing = sample_id, missing
+
+
+class HeadNotLinear(TideError):
+    """The target's logits are not its head times its last hidden state."""
+
+    def __init__(self, target: Path, setting: str, value: object):
+        super().__init__(
+            f"{target}: training.teacher is last_hidden, but the target's config has {setting} {value}: its "
+            "logits are not lm_head times the last hidden state; set training.teacher to topk"
+        )
+        self.target, self.setting, self.value = target, setting, value
 
 
 class Distribution(Protocol):
@@ -187,6 +202,17 @@ def target_argmax(hidden_MH: torch.Tensor, head_VH: torch.Tensor) -> torch.Tenso
         better_M = logit_M > top_M
         top_M, best_M = torch.where(better_M, logit_M, top_M), torch.where(better_M, id_M + at, best_M)
     return best_M
+
+
+def target_head(target: TargetParts) -> torch.Tensor:
+    """The head [V, H] that makes the target's logits of its last hidden states.
+
+    Raises :class:`HeadNotLinear` where the config says that something else happens to them on the way.
+    """
+    for setting in _LOGIT_SETTINGS:
+        if target.config.get(setting) not in (None, 1, 0):
+            raise HeadNotLinear(target.folder, setting, target.config[setting])
+    return target.lm_head_VH
 
 
 def restricted_head(target_head_VH: torch.Tensor, draft: Eagle3Draft) -> torch.Tensor:

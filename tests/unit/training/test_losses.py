@@ -1,12 +1,14 @@
 """A loss's written-out gradient is autograd's; the fused head is the plain one; teachers agree."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from taught import Case, assert_same_gradients, cases, gradients, taught_sample
-from tiny import random_draft
+from tiny import random_draft, tiny_parts
 
 from tide_platform.training import losses as losses_module
 from tide_platform.training import teacher as teacher_module
@@ -15,12 +17,14 @@ from tide_platform.training.losses import ROWS_AT_ONCE, HeadLoss, RowLoss, soft_
 from tide_platform.training.objective import loss_and_stats
 from tide_platform.training.teacher import (
     Dense,
+    HeadNotLinear,
     LastHidden,
     MissingTeacher,
     Sparse,
     TopK,
     restricted_head,
     target_argmax,
+    target_head,
 )
 
 VOCAB, WIDTH = 11, 5
@@ -170,3 +174,34 @@ def test_a_last_hidden_state_that_is_not_finite_is_left_out_by_name() -> None:
     sample = taught_sample(rng, head_VH, "s", 12, 4, 0, 0.0, 4)
     sample.tensors["last_hidden"][2, 3] = 0xFF80
     assert prepare(sample, np.arange(20), 3, 100, "last_hidden", head_VH) == "teacher is not finite"
+
+
+def test_a_target_that_bends_its_logits_has_no_exact_teacher() -> None:
+    parts = tiny_parts()
+    assert target_head(parts) is parts.lm_head_VH
+    plain = replace(parts, config=parts.config | {"final_logit_softcapping": None, "logit_scale": 1.0})
+    assert target_head(plain) is parts.lm_head_VH
+    capped = replace(parts, config=parts.config | {"final_logit_softcapping": 30.0})
+    with pytest.raises(HeadNotLinear, match=r"final_logit_softcapping 30\.0.*set training\.teacher to topk"):
+        target_head(capped)
+
+
+def test_the_tiny_targets_last_hidden_states_give_its_logits() -> None:
+    """The whole of it on a real model: exact teacher from captured states, and what the top K said."""
+    from tiny import bf16_bits, prompts, say, tiny_model
+
+    sample = say(prompts(1), 12)[0]
+    ids = torch.from_numpy(sample.tensors["input_ids"]).long()[None]
+    with torch.inference_mode():
+        hidden = tiny_model().model(input_ids=ids).last_hidden_state[0, sample.tensors["teacher_pos"]]  # type: ignore[operator]
+    sample.tensors["last_hidden"] = bf16_bits(hidden)
+    inverse = np.arange(256)
+    found = [
+        prepare(sample, inverse, 3, 100, kind, target_head(tiny_parts())) for kind in ("topk", "last_hidden")
+    ]  # type: ignore[arg-type]
+    topk, exact = (e.teacher for e in found if not isinstance(e, str))
+    assert torch.equal(topk.best_M, exact.best_M)
+    block = exact.block(slice(0, len(exact)), tiny_parts().lm_head_VH.float())
+    assert isinstance(block, Dense) and isinstance(topk, TopK)
+    kept = block.p_NV.gather(1, topk.ids_MK)
+    torch.testing.assert_close(kept / kept.sum(1, keepdim=True), topk.p_MK, atol=0.02, rtol=0)
