@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from tests.contract.probe import Contract
 
@@ -33,6 +34,7 @@ CHECKS = (
     "weights",
     "names",
     "verify_rule",
+    "rope",
 )
 
 
@@ -470,3 +472,64 @@ def _greedy_branch() -> Callable[[str, bool], bool]:
             },
         )
     )
+
+
+# ---- the draft's numbers ----
+
+_ROPES: tuple[dict[str, Any], ...] = (
+    {"rope_type": "default", "rope_theta": 1e5},
+    {"rope_type": "linear", "rope_theta": 1e4, "factor": 4},  # an integer: SGLang 0.5.14 iterates over it
+    {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+    {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 128},
+    {
+        "rope_type": "yarn",  # gpt-oss
+        "rope_theta": 1.5e5,
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 64,
+    },
+)
+
+
+def rope(contract: Contract) -> None:
+    """What is trained is what is served: cos and sin of every rope type, from the exported config.json."""
+    import torch
+    from sglang.srt.layers.rotary_embedding import base as embedding
+    from sglang.srt.layers.rotary_embedding import get_rope
+    from transformers import LlamaConfig
+
+    from tide_platform.draft.config import DraftConfig
+
+    shape = {
+        "hidden_size": 128,
+        "intermediate_size": 8,
+        "num_attention_heads": 2,
+        "vocab_size": 9,
+        "max_position_embeddings": 256,
+    }
+    # 0.5.14 asks the server's arguments, and there is no server; 0.5.23 knows that
+    none = SimpleNamespace(rl_on_policy_target=None)
+    with patch.object(embedding, "get_global_server_args", lambda: none, create=True):
+        for rope in _ROPES:
+            draft = DraftConfig.from_json(shape | {"rope_parameters": rope}, 12)
+            config = LlamaConfig.from_dict(draft.to_json())
+            theirs = get_rope(  # as models/llama.py calls it
+                draft.head_dim,
+                rotary_dim=draft.head_dim,
+                max_position=config.max_position_embeddings,
+                base=config.rope_parameters["rope_theta"],
+                rope_scaling=config.rope_parameters,
+            )
+            table = theirs._compute_cos_sin_cache().float()[: shape["max_position_embeddings"]]
+            ours = contract.rope(draft, torch.arange(len(table)))
+            assert torch.allclose(ours, table, atol=1e-4), (rope, float((ours - table).abs().max()))

@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -39,6 +39,17 @@ class Contract:
         "cached_tokens",
     )
     arguments: tuple[str, ...] = ()  # names of ServerArgs read beside the support table's
+    rope: Callable[..., Any] = field(default_factory=lambda: draft_rope)  # of a draft's config
+
+
+def draft_rope(draft: Any, positions: Any) -> Any:
+    """``cos | sin`` [L, D] that the trainer rotates with, half of each as SGLang keeps them."""
+    import torch
+
+    from tide_platform.draft.rope import frequencies, rotation
+
+    inverse, scale = frequencies(draft.rope, draft.head_dim, draft.max_position_embeddings)
+    return torch.cat([x.chunk(2, -1)[0] for x in rotation(positions, inverse, scale)], -1)
 
 
 def load(given: dict[str, Any]) -> Contract:
@@ -76,6 +87,10 @@ def mutants(contract: Contract) -> dict[str, tuple[str, Contract]]:
     def spoken(**changed: Any) -> Any:
         return SimpleNamespace(**{**vars(contract.sglang), **changed})
 
+    def unscaled(draft: Any, positions: Any) -> Any:
+        table = contract.rope(draft, positions)
+        return table / table[:1, : draft.head_dim // 2].max()  # cos of position 0 is the scale
+
     refused = dict(contract.refused)
     refused[next(iter(refused))] = []
     flagged = {**contract.argvs, "cpu": [*contract.argvs["cpu"], "--no-such-flag"]}
@@ -106,6 +121,7 @@ def mutants(contract: Contract) -> dict[str, tuple[str, Contract]]:
         "a metric renamed": ("names", change(contract, metrics=("spec_nothing",))),
         "a reply's field renamed": ("names", change(contract, meta_info=("spec_nothing",))),
         "another verify rule": ("verify_rule", change(contract, version=_other(contract.version))),
+        "a rope that is not scaled": ("rope", change(contract, rope=unscaled)),
         "another plugin group": ("plugin", change(contract, plugin_group="sglang.plugins")),
     }
 

@@ -49,13 +49,21 @@ def check(draft: Path, target: Target) -> None:
 
 
 @app.command("import")
-def import_(draft: Path, target: Target, out: Out) -> None:
+def import_(
+    draft: Path,
+    target: Target,
+    out: Out,
+    accept_rope: Annotated[
+        bool,
+        typer.Option("--accept-rope", help="its rope differs from the target's because it was trained so"),
+    ] = False,
+) -> None:
     """Bring in a draft made elsewhere (SpecForge, EAGLE, speculators), completed where nothing must be
     guessed.
     """
     from tide_platform.draft.importer import import_draft
 
-    report = import_draft(draft, target, out)
+    report = import_draft(draft, target, out, accept_rope)
     for line in report.repairs:
         typer.echo(f"completed: {line}")
     for line in report.warnings:

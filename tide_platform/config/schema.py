@@ -130,6 +130,8 @@ class Training(Section):
     """Fine-tuning in the cycle."""
 
     unroll_steps: int = Field(default=3, ge=1, le=8)  # draft steps the objective unrolls (design: K)
+    # what the draft learns from: captured top-K, or the captured last hidden state through the target's head
+    teacher: Literal["topk", "last_hidden"] = "topk"
     epochs: int = Field(default=4, ge=1)
     batch_size: int = Field(default=8, ge=1)  # samples an optimizer step
     learning_rate: float = Field(default=3e-4, gt=0)

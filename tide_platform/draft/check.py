@@ -1,5 +1,5 @@
-"""Does this draft fit this target? Answered from ``config.json`` and safetensors headers alone: no torch,
-milliseconds.
+"""Does this draft fit this target? Answered from ``config.json``, ``tide.json``, the vocabulary map and
+safetensors headers: no torch, milliseconds.
 """
 
 import json
@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from tide_platform.draft.config import ARCHITECTURE, AUX_LAYERS, DraftConfig, read_config, text_config
+from tide_platform.config import target_digest
+from tide_platform.draft.config import (
+    ARCHITECTURE,
+    AUX_LAYERS,
+    PROVENANCE,
+    DraftConfig,
+    read_config,
+    rope_mismatch,
+    text_config,
+)
 from tide_platform.draft.errors import (
     BadAuxLayers,
     BadTensorShape,
@@ -18,27 +27,36 @@ from tide_platform.draft.errors import (
     DraftIncomplete,
     DraftMismatch,
     TooManyLayers,
+    UnsupportedRope,
     WrongArchitecture,
 )
+from tide_platform.draft.rope_config import unsupported
+from tide_platform.draft.vocab import map_digest
 
 _MAX_HEADER = 100 << 20
 _DTYPES = {"I64": np.int64, "I32": np.int32, "BOOL": np.bool_, "U8": np.uint8}
 
 
-def check_draft(draft_folder: Path, target_folder: Path) -> DraftConfig:
+def check_draft(draft_folder: Path, target_folder: Path, parent_folder: Path | None = None) -> DraftConfig:
     """Raises the named error of the first thing that keeps SGLang 0.5.14 from serving this draft rightly.
 
+    ``parent_folder``: the draft it was fine-tuned from, whose vocabulary map it must have kept.
     :class:`DraftIncomplete`, :class:`DraftCorrupt`, :class:`WrongArchitecture`, :class:`TooManyLayers`,
-    :class:`DraftMismatch`, :class:`BadAuxLayers`, :class:`BadTensorShape`, :class:`BadVocabularyMap`.
+    :class:`DraftMismatch`, :class:`BadAuxLayers`, :class:`UnsupportedRope`, :class:`BadTensorShape`,
+    :class:`BadVocabularyMap`.
     Returns the draft's config.
     """
     raw, target = read_config(draft_folder), text_config(read_config(target_folder))
     _check_architecture(draft_folder, raw)
     config = DraftConfig.from_json(raw, target["num_hidden_layers"])
     _check_against_target(draft_folder, target_folder, config, target)
+    _check_rope(draft_folder, target_folder, config, target)
     headers = _headers(draft_folder)
     _check_tensors(draft_folder, config, headers)
-    _check_map(draft_folder, config, headers)
+    d2t = _check_map(draft_folder, config, headers)
+    _check_provenance(draft_folder, target_folder, d2t)
+    if parent_folder is not None:
+        _check_parent(draft_folder, parent_folder, d2t)
     return config
 
 
@@ -79,6 +97,20 @@ def _check_against_target(
         raise BadAuxLayers(folder, ids, layers)
 
 
+def _check_rope(folder: Path, target_folder: Path, config: DraftConfig, target: dict[str, Any]) -> None:
+    """A draft works with the rope that it was trained with. Ours are trained with the target's; one that was
+    trained with another elsewhere says so (``rope_differs``); anything else is a damaged config.
+    """
+    if reason := unsupported(config.rope):
+        raise UnsupportedRope(folder, reason)
+    if not config.rope_differs and (found := rope_mismatch(config, target)):
+        mend = (
+            "set config.json to what the draft was trained with; if that is this, "
+            "bring it in with `tide draft import --accept-rope`"
+        )
+        raise DraftMismatch(folder, target_folder, *found, mend)
+
+
 def _check_tensors(folder: Path, config: DraftConfig, headers: dict[str, "_Entry"]) -> None:
     shapes = config.tensor_shapes()
     if missing := sorted(set(shapes) - set(headers)):
@@ -90,7 +122,8 @@ def _check_tensors(folder: Path, config: DraftConfig, headers: dict[str, "_Entry
             raise BadTensorShape(folder, name, headers[name].shape, shape)
 
 
-def _check_map(folder: Path, config: DraftConfig, headers: dict[str, "_Entry"]) -> None:
+def _check_map(folder: Path, config: DraftConfig, headers: dict[str, "_Entry"]) -> np.ndarray:
+    """``d2t``, once it describes a map that ``t2d`` agrees with."""
     d2t, t2d = headers["d2t"].read(folder), headers["t2d"].read(folder)
     if d2t.shape != (config.draft_vocab_size,):
         raise BadVocabularyMap(
@@ -110,6 +143,33 @@ def _check_map(folder: Path, config: DraftConfig, headers: dict[str, "_Entry"]) 
         raise BadVocabularyMap(folder, "d2t leads two draft ids to one target id")
     if not np.array_equal(np.flatnonzero(t2d), np.sort(ids)):
         raise BadVocabularyMap(folder, "t2d does not mark exactly the ids that d2t leads to")
+    return d2t
+
+
+def _check_provenance(folder: Path, target_folder: Path, d2t: np.ndarray) -> None:
+    """``tide.json``, where there is one: the target it was trained for, and the map it was trained with."""
+    if not (folder / PROVENANCE).is_file():
+        return
+    try:
+        told = json.loads((folder / PROVENANCE).read_text())
+    except ValueError as error:
+        raise DraftCorrupt(folder, PROVENANCE, str(error)) from error
+    made_for = told.get("target_digest")
+    if made_for is not None and made_for != (found := target_digest(target_folder)):
+        mend = "use a draft made for this target, or bring it in for this one with `tide draft import`"
+        raise DraftMismatch(folder, target_folder, "target_digest", made_for, found, mend)
+    map_was = told.get("map_digest")
+    if map_was is not None and map_was != (found := map_digest(d2t)):
+        raise BadVocabularyMap(folder, f"d2t ({found}) is not the map it was trained with ({map_was})")
+
+
+def _check_parent(folder: Path, parent_folder: Path, d2t: np.ndarray) -> None:
+    headers = _headers(parent_folder)
+    if "d2t" not in headers:
+        raise DraftIncomplete(parent_folder, ["d2t"])
+    if not np.array_equal(d2t, headers["d2t"].read(parent_folder)):
+        detail = f"d2t is not that of its parent {parent_folder}: fine-tuning must keep the map"
+        raise BadVocabularyMap(folder, detail)
 
 
 class _Entry:

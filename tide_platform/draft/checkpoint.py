@@ -12,12 +12,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from tide_platform.config import draft_digest
-from tide_platform.draft.config import DraftConfig, read_config, text_config
+from tide_platform.draft.config import PROVENANCE, DraftConfig, read_config, text_config
 from tide_platform.draft.eagle3 import Eagle3Draft
 from tide_platform.draft.errors import BadTensorShape, DraftCorrupt, DraftIncomplete
-from tide_platform.draft.vocab import to_maps
+from tide_platform.draft.vocab import map_digest, to_maps
 
-WEIGHTS, CONFIG, PROVENANCE = "model.safetensors", "config.json", "tide.json"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def save_draft(folder: Path, draft: Eagle3Draft, provenance: dict[str, Any]) -> str:
@@ -40,7 +40,10 @@ def save_draft(folder: Path, draft: Eagle3Draft, provenance: dict[str, Any]) -> 
 def write_draft(
     folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], provenance: dict[str, Any]
 ) -> str:
-    """The atomic write behind :func:`save_draft`, for tensors that are already in the layout of the files."""
+    """The atomic write behind :func:`save_draft`, for tensors that are already in the layout of the files.
+
+    ``tide.json`` gets the digests of content and vocabulary map beside ``provenance``.
+    """
     folder = folder.absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
@@ -50,9 +53,10 @@ def write_draft(
     save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
     (temporary / WEIGHTS).chmod(0o644)
     digest = draft_digest(temporary)
-    (temporary / PROVENANCE).write_text(
-        json.dumps({"digest": digest, **provenance}, indent=2, default=str) + "\n"
-    )
+    told = {"digest": digest, **provenance}
+    if "d2t" in tensors:
+        told["map_digest"] = map_digest(tensors["d2t"].numpy())
+    (temporary / PROVENANCE).write_text(json.dumps(told, indent=2, default=str) + "\n")
     for path in (*temporary.iterdir(), temporary):
         _sync(path)
     if folder.exists():
@@ -129,8 +133,12 @@ def load_target_parts(folder: Path) -> TargetParts:
             found[tail] = read_tensors(folder, {name})[name]
         elif tail.startswith(last):
             layer[tail.removeprefix(last)] = read_tensors(folder, {name})[name]
-    if missing := [n for n in ("embed_tokens.weight", "norm.weight") if n not in found]:
-        raise DraftIncomplete(folder, missing, "is this the folder of a target?")
+    needed = ["embed_tokens.weight", "norm.weight"]
+    if config.get("tie_word_embeddings") is False:  # absent: the family's default, and tied ones leave it out
+        needed.append("lm_head.weight")
+    missing = [n for n in needed if n not in found] + ([] if layer else [last + "*"])
+    if missing:
+        raise DraftIncomplete(folder, missing, "is this the folder of a target, whole?")
     embed = found["embed_tokens.weight"]
     return TargetParts(folder, config, embed, found.get("lm_head.weight", embed), found["norm.weight"], layer)
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from tide_platform.draft.errors import DraftCorrupt, DraftIncomplete
+from tide_platform.draft.rope_config import difference, rope_of
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 AUX_LAYERS = 3
+PROVENANCE = "tide.json"
 
 
 def default_aux_layer_ids(num_layers: int) -> tuple[int, int, int]:
@@ -27,16 +29,6 @@ def default_aux_layer_ids(num_layers: int) -> tuple[int, int, int]:
 def text_config(raw: dict[str, Any]) -> dict[str, Any]:
     """The language model's part of a Hugging Face config (multimodal targets nest it)."""
     return raw.get("text_config") or raw
-
-
-def rope_of(raw: dict[str, Any]) -> dict[str, Any]:
-    """Rotary parameters of a config, in the one form ``{"rope_type", "rope_theta", ...}``, old and new
-    layouts.
-    """
-    rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    rope.setdefault("rope_type", rope.pop("type", "default"))
-    rope.setdefault("rope_theta", raw.get("rope_theta") or 10000.0)
-    return rope
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -68,6 +60,7 @@ class DraftConfig:
     norm_output: bool = False  # SGLang: feed the normed hidden state forward
     rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     max_position_embeddings: int = 2048
+    rope_differs: bool = False  # from the target's, on purpose: trained so elsewhere (`--accept-rope`)
 
     @classmethod
     def from_json(cls, raw: dict[str, Any], target_layers: int | None = None) -> "DraftConfig":
@@ -98,6 +91,7 @@ class DraftConfig:
             norm_output=bool(raw.get("norm_output")),
             rope=rope_of(raw),
             max_position_embeddings=raw.get("max_position_embeddings", 2048),
+            rope_differs=bool(raw.get("rope_differs")),
         )
 
     @classmethod
@@ -120,7 +114,8 @@ class DraftConfig:
         scaling = (
             None if self.rope["rope_type"] == "default" else {"rope_type": self.rope["rope_type"], **plain}
         )
-        return {
+        told = {"rope_differs": True} if self.rope_differs else {}
+        return told | {
             "architectures": [ARCHITECTURE],
             "model_type": "llama",
             "hidden_act": "silu",
@@ -174,3 +169,16 @@ class DraftConfig:
         if self.fc_norm:
             shapes |= {f"fc_norm.{n}.weight": (self.target_hidden_size,) for n in range(AUX_LAYERS)}
         return shapes
+
+
+def rope_mismatch(config: DraftConfig, target: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    """In what the draft's rope differs from that of its target's language model: name, both values; or None.
+
+    Dynamic rope is stretched from the config's maximum, so there that counts too.
+    """
+    if found := difference(config.rope, rope_of(target)):
+        return found
+    longest = target.get("max_position_embeddings", config.max_position_embeddings)
+    if config.rope["rope_type"] == "dynamic" and config.max_position_embeddings != longest:
+        return "rope max_position_embeddings", config.max_position_embeddings, longest
+    return None

@@ -1,15 +1,19 @@
 """EAGLE3 draft in plain torch, with the weight names and numerics of SGLang 0.5.14 (models/llama_eagle3.py).
 
-Shapes: B samples, C context positions, R roots (the last R of the C), H hidden, F = 3 Ht fused aux width,
-N attention heads, M key-value heads, G = N / M, D head size, Vd draft vocabulary.
+Shapes: B documents, C context positions, R roots, H hidden, F = 3 Ht fused aux width, N attention heads,
+M key-value heads, G = N / M, D head size, Vd draft vocabulary. The rows of a batch lie as its
+:mod:`~tide_platform.draft.layout` says.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from tide_platform.draft.config import AUX_LAYERS, DraftConfig
-from tide_platform.draft.rope import inverse_frequencies, rotate, rotation
+from tide_platform.draft.layout import Layout, LeftPadded, Packed
+from tide_platform.draft.rope import frequencies, rotate, rotation
 
 
 class RMSNorm(nn.Module):
@@ -82,7 +86,8 @@ class Eagle3Draft(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
-        self.register_buffer("inv_freq", inverse_frequencies(config.rope, config.head_dim), persistent=False)
+        inv_freq, self.rope_scale = frequencies(config.rope, config.head_dim, config.max_position_embeddings)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
 
     def fuse(self, aux_BCF: torch.Tensor) -> torch.Tensor:
         """The target's three aux states of a position -> the draft's hidden state [B, C, H]."""
@@ -99,7 +104,7 @@ class Eagle3Draft(nn.Module):
 
 
 class Unroll:
-    """Chains of draft steps, one rooted at each of the last R positions of a left-padded batch.
+    """Chains of draft steps, one rooted at each root of a batch.
 
     Step 0 of the chain at position t reads the target's aux[t] and attends causally to the step-0 keys of
     positions s <= t. Step j > 0 reads the chain's own previous output and attends to those and to the keys of
@@ -109,51 +114,72 @@ class Unroll:
     """
 
     def __init__(self, draft: Eagle3Draft, positions_BC: torch.Tensor, key_mask_BC: torch.Tensor, roots: int):
-        """``positions_BC`` absolute positions; ``key_mask_BC`` false where there is no aux row (padding,
-        holes).
+        """Left-padded: roots are the last ``roots`` columns. ``positions_BC`` absolute positions;
+        ``key_mask_BC`` false where there is no aux row (padding, holes).
         """
-        self.draft, self.roots = draft, roots
-        self.positions_BC = positions_BC
-        context = positions_BC.shape[1]
-        causal_RC = torch.ones(roots, context, dtype=torch.bool, device=positions_BC.device).tril(
-            context - roots
-        )
-        visible_BRC = causal_RC & key_mask_BC[:, None, :]
-        # finite, so that a padding row without any key gives a mean instead of NaN
-        self.bias_BRC = torch.zeros(visible_BRC.shape, device=positions_BC.device).masked_fill_(
-            ~visible_BRC, -1e30
-        )
+        self._start(draft, LeftPadded(positions_BC, key_mask_BC, roots))
+
+    @classmethod
+    def packed(cls, draft: Eagle3Draft, layout: Packed) -> "Unroll":
+        """Packed: everything below has B = 1, C = P positions and R = Q roots of the row."""
+        unroll = cls.__new__(cls)
+        unroll._start(draft, layout)
+        return unroll
+
+    def _start(self, draft: Eagle3Draft, layout: Layout) -> None:
+        self.draft, self.layout = draft, layout
+        # finite, so that a row without any key gives a mean instead of NaN
+        self.bias_BRC = torch.zeros(layout.visible_BRC.shape, device=layout.visible_BRC.device)
+        self.bias_BRC.masked_fill_(~layout.visible_BRC, -1e30)
         self.keys: list[torch.Tensor] = []  # step 0: [B, M, C, D]; later: [B, M, R, D]
         self.values: list[torch.Tensor] = []
 
     def first(self, embeds_BCH: torch.Tensor, aux_BCF: torch.Tensor) -> torch.Tensor:
         """Step 0: embeddings of x[t+1] and aux[t] of the whole context -> hidden [B, R, H] of the roots."""
+        layout = self.layout
         hidden_BCH = self.draft.fuse(aux_BCF)
-        return self._step(embeds_BCH, hidden_BCH)
+        x = self._inputs(embeds_BCH, hidden_BCH)
+        self._remember(x, layout.positions, layout.context_rectangle)
+        return self._step(layout.roots(x), layout.roots(hidden_BCH), layout.roots(layout.positions))
 
     def next(self, embeds_BRH: torch.Tensor, hidden_BRH: torch.Tensor) -> torch.Tensor:
         """Step j > 0: embeddings of x[t+1+j] and the previous step's output, roots only -> [B, R, H]."""
         if self.draft.config.norm_output:
             hidden_BRH = self.draft.norm(hidden_BRH)
-        return self._step(embeds_BRH, hidden_BRH)
+        positions = self.layout.roots(self.layout.positions) + len(self.keys)
+        x = self._inputs(embeds_BRH, hidden_BRH)
+        self._remember(x, positions, self.layout.root_rectangle)
+        return self._step(x, hidden_BRH, positions)
 
-    def _step(self, embeds: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        layer, step, roots = self.draft.midlayer, len(self.keys), self.roots
-        batch, length, _ = hidden.shape
-        head_dim = self.draft.config.head_dim
-        x = torch.cat([layer.input_layernorm(embeds).to(hidden.dtype), layer.hidden_norm(hidden)], -1)
-        positions = self.positions_BC[:, -length:] + step
-        cos, sin = (a[:, :, None] for a in rotation(positions, self.draft.inv_freq))
-        attn = layer.self_attn
-        keys = rotate(attn.k_proj(x).view(batch, length, -1, head_dim), cos, sin)
-        self.keys.append(keys.transpose(1, 2))
-        self.values.append(attn.v_proj(x).view(batch, length, -1, head_dim).transpose(1, 2))
-        queries_BRND = rotate(
-            attn.q_proj(x[:, -roots:]).view(batch, roots, -1, head_dim), cos[:, -roots:], sin[:, -roots:]
-        )
-        hidden = hidden[:, -roots:]
-        hidden = hidden + attn.o_proj(self._attend(queries_BRND)).to(hidden.dtype)
+    def _inputs(self, embeds: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        layer = self.draft.midlayer
+        return torch.cat([layer.input_layernorm(embeds).to(hidden.dtype), layer.hidden_norm(hidden)], -1)
+
+    def _remember(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        rectangle: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        """Adds this step's keys and values."""
+        attn = self.draft.midlayer.self_attn
+        self.keys.append(rectangle(self._rotated(attn.k_proj(x), positions)).transpose(1, 2))
+        self.values.append(rectangle(self._heads(attn.v_proj(x))).transpose(1, 2))
+
+    def _step(self, x: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The layer at the roots, over all keys so far."""
+        layer, layout = self.draft.midlayer, self.layout
+        queries = self._rotated(layer.self_attn.q_proj(x), positions)
+        attended = layout.root_rows(self._attend(layout.root_rectangle(queries)))
+        hidden = hidden + layer.self_attn.o_proj(attended).to(hidden.dtype)
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden)).to(hidden.dtype)
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (-1, self.draft.config.head_dim))
+
+    def _rotated(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        cos, sin = rotation(positions, self.draft.inv_freq, self.draft.rope_scale)
+        return rotate(self._heads(x), cos[..., None, :], sin[..., None, :])
 
     def _attend(self, queries_BRND: torch.Tensor) -> torch.Tensor:
         """Attention of the current step's queries -> [B, R, N*D]; softmax in fp32."""

@@ -50,12 +50,16 @@ class TooManyLayers(DraftError):
 class DraftMismatch(DraftError):
     """Draft and target do not belong together: ``what`` differs."""
 
-    def __init__(self, folder: Path, target: Path, what: str, draft_value: object, target_value: object):
-        super().__init__(
-            folder,
-            f"{what} is {draft_value}, the target {target} has {target_value}; "
-            "use a draft made for this target",
-        )
+    def __init__(
+        self,
+        folder: Path,
+        target: Path,
+        what: str,
+        draft_value: object,
+        target_value: object,
+        mend: str = "use a draft made for this target",
+    ):
+        super().__init__(folder, f"{what} is {draft_value}, the target {target} has {target_value}; {mend}")
         self.target, self.what = target, what
         self.draft_value, self.target_value = draft_value, target_value
 
@@ -64,10 +68,16 @@ class BadAuxLayers(DraftError):
     """The aux layer ids do not name three different layers of the target."""
 
     def __init__(self, folder: Path, ids: tuple[int, ...], target_layers: int):
+        last = (
+            f"{target_layers} is the output of the last layer, which Hugging Face gives after the final norm "
+            "and SGLang before it; "
+            if target_layers in ids
+            else ""
+        )
         super().__init__(
             folder,
             f"aux layer ids {list(ids)} (entry of layer i) must be three different ids in "
-            f"1..{target_layers - 1}; "
+            f"1..{target_layers - 1}; {last}"
             "set eagle_config.eagle_aux_hidden_state_layer_ids (SGLang's numbering there: i - 1)",
         )
         self.ids, self.target_layers = ids, target_layers
@@ -97,8 +107,12 @@ class BadTensorShape(DraftError):
 
 
 class UnsupportedRope(DraftError):
-    """A rotary embedding that the trainer does not compute."""
+    """A rotary embedding that the trainer does not compute as SGLang serves it."""
 
     def __init__(self, folder: Path, kind: str):
-        super().__init__(folder, f"rope type {kind} is not supported; supported: default, linear, llama3")
+        super().__init__(
+            folder,
+            f"rope type {kind} is not supported; a draft's may be default, linear, dynamic, llama3 or yarn: "
+            "give it one of these",
+        )
         self.kind = kind

@@ -5,19 +5,21 @@ What can be completed without guessing is completed and said (``ImportReport.rep
 refused by name. Weights are never retrained, renumbered or rescaled.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tide_platform.config import target_digest
 from tide_platform.draft.check import check_draft
 from tide_platform.draft.checkpoint import TargetParts, load_target_parts, read_tensors, write_draft
-from tide_platform.draft.config import ARCHITECTURE, DraftConfig, read_config, text_config
+from tide_platform.draft.config import ARCHITECTURE, DraftConfig, read_config, rope_mismatch, text_config
 from tide_platform.draft.errors import (
     BadVocabularyMap,
     DraftError,
     DraftIncomplete,
+    DraftMismatch,
     TooManyLayers,
     WrongArchitecture,
 )
@@ -57,15 +59,18 @@ class ImportReport:
     warnings: tuple[str, ...]  # what may cost acceptance
 
 
-def import_draft(folder: Path, target_folder: Path, out: Path) -> ImportReport:
+def import_draft(folder: Path, target_folder: Path, out: Path, accept_rope: bool = False) -> ImportReport:
     """Reads the draft in ``folder``, completes it, writes it to ``out`` and checks it against the target.
 
+    ``accept_rope``: its rope differs from the target's because it was trained so; written to its
+    ``config.json``, which its fine-tuned descendants inherit, as ``rope_differs``.
     Raises the errors of :func:`~tide_platform.draft.check.check_draft` and :class:`UnsupportedDraft`.
     """
     raw = read_config(folder)
     target = load_target_parts(target_folder)
     speculators = "speculators_model_type" in raw or "transformer_layer_config" in raw
     raw = _from_speculators(folder, raw) if speculators else _plain(folder, raw, target)
+    rope_differs = _check_rope(folder, target_folder, raw, target, accept_rope)
     tensors = {_rename(name): tensor for name, tensor in _read(folder).items()}
     repairs: list[str] = []
     if tensors.pop("embed_tokens.weight", None) is not None:
@@ -74,6 +79,7 @@ def import_draft(folder: Path, target_folder: Path, out: Path) -> ImportReport:
     _complete_head(folder, raw, tensors, target, repairs)
     raw["fc_norm"] = "fc_norm.0.weight" in tensors
     config = DraftConfig.from_json(raw, target.config["num_hidden_layers"])
+    config = replace(config, rope_differs=rope_differs)
     shapes = config.tensor_shapes()
     if unknown := sorted(set(tensors) - set(shapes)):
         repairs.append(f"left out, not part of an EAGLE3 draft: {', '.join(unknown)}")
@@ -82,13 +88,32 @@ def import_draft(folder: Path, target_folder: Path, out: Path) -> ImportReport:
         out,
         config.to_json(),
         {n: _stored(n, tensors[n]) for n in shapes if n in tensors},
-        {"made_by": "tide draft import", "layout": layout, "repairs": repairs},
+        {
+            "made_by": "tide draft import",
+            "target_digest": target_digest(target_folder),
+            "layout": layout,
+            "repairs": repairs,
+        },
     )
     check_draft(out, target_folder)
     warnings = []
-    if config.rope != DraftConfig.for_target(target.config, 1).rope:
+    if rope_differs:
         warnings.append(f"rope {config.rope} differs from the target's: right only if it was trained so")
     return ImportReport(digest, layout, tuple(repairs), tuple(warnings))
+
+
+def _check_rope(
+    folder: Path, target_folder: Path, raw: dict[str, Any], target: TargetParts, accepted: bool
+) -> bool:
+    """Whether the draft's rope differs from the target's; :class:`DraftMismatch` where that is not
+    accepted.
+    """
+    config = DraftConfig.from_json(raw, target.config["num_hidden_layers"])
+    found = rope_mismatch(config, target.config)
+    if found and not accepted:
+        mend = "if the draft was trained so, import it with --accept-rope; else use one made for this target"
+        raise DraftMismatch(folder, target_folder, *found, mend)
+    return found is not None
 
 
 def _plain(folder: Path, raw: dict[str, Any], target: TargetParts) -> dict[str, Any]:

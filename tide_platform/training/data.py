@@ -1,20 +1,28 @@
 """Samples as the trainer sees them: which rows a draft learns from, and batches of them.
 
 Shapes: T tokens of a sample, C context positions, R roots (the last R of the context), F = 3H aux width, S
-unroll steps, M teacher rows, K kept log-probabilities; B samples of a batch. A *root* is a position t at
-which a chain of draft steps starts; step j of it embeds x[t+1+j] and predicts x[t+2+j] from teacher row
-t+1+j.
+unroll steps, M teacher rows, V target vocabulary; P context positions and Q roots of a batch. A *root* is a
+position t at which a chain of draft steps starts; step j of it embeds x[t+1+j] and predicts x[t+2+j] from
+teacher row t+1+j.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from tide_platform.capture.record import Sample
 from tide_platform.config import TideError
+from tide_platform.training.teacher import (
+    Teacher,
+    TeacherKind,
+    finite_bf16,
+    read_last_hidden,
+    read_topk,
+)
 
 
 class NothingToTrain(TideError):
@@ -39,8 +47,7 @@ class Example:
     supervised: tuple[
         np.ndarray, ...
     ]  # for each step j: [N_j, 2] of (root index in 0..R-1, teacher row in 0..M-1)
-    teacher_ids_MK: torch.Tensor  # int32 draft ids (0 where the target id is not in the draft's vocabulary)
-    teacher_p_MK: torch.Tensor  # fp32, renormalised over the draft's vocabulary; 0 where not in it
+    teacher: Teacher  # its M rows
 
     @property
     def context(self) -> int:
@@ -81,15 +88,32 @@ def supervision(sample: Sample, teacher_ok_M: np.ndarray, steps: int, length: in
     return pairs
 
 
-def prepare(sample: Sample, inverse: np.ndarray, steps: int, max_length: int) -> Example | str:
-    """An :class:`Example`, or why the sample teaches nothing. ``inverse``: target -> draft id or -1, [V]."""
+def prepare(
+    sample: Sample,
+    inverse: np.ndarray,
+    steps: int,
+    max_length: int,
+    teacher: TeacherKind = "topk",
+    target_head_VH: torch.Tensor | None = None,
+) -> Example | str:
+    """An :class:`Example`, or why the sample teaches nothing. ``inverse``: target -> draft id or -1, [V].
+
+    ``target_head_VH``: the whole head of the target, needed by the teacher ``last_hidden`` alone. Raises
+    :class:`~tide_platform.training.teacher.MissingTeacher`.
+    """
     tensors, start = sample.tensors, sample.meta.start_pos
     length = min(sample.meta.num_tokens, max_length)
-    logp_MK = tensors["teacher_logp"].astype(np.float32)
-    if not np.isfinite(logp_MK[:, :1]).all():
-        return "teacher is not finite"
-    ids_MK = inverse[tensors["teacher_ids"]]
-    pairs = supervision(sample, ids_MK[:, 0] >= 0, steps, length)
+    if (reason := _malformed(tensors)) is not None:
+        return reason
+    read = (
+        read_last_hidden(sample, inverse, target_head_VH)
+        if teacher == "last_hidden"
+        else read_topk(sample, inverse)
+    )
+    if isinstance(read, str):
+        return read
+    rows, ok_M = read
+    pairs = supervision(sample, ok_M, steps, length)
     used = [t for p in pairs for t in p[:, 0]]
     if not used:
         return "no supervised position"
@@ -98,12 +122,10 @@ def prepare(sample: Sample, inverse: np.ndarray, steps: int, max_length: int) ->
     keep = _inside(at, context, mask=True)
     bits = np.zeros((context, tensors["aux"].shape[1]), np.uint16)
     bits[at[keep]] = tensors["aux"][keep]
-    if (bits & 0x7F80 == 0x7F80).any():  # all exponent bits set: infinity or NaN
+    if not finite_bf16(bits):
         return "aux states are not finite"
     row_C = np.zeros(context, bool)
     row_C[at[keep]] = True
-    weight = np.where(ids_MK >= 0, np.exp(logp_MK), 0.0)
-    weight /= np.maximum(weight.sum(1, keepdims=True), 1e-12)
     return Example(
         sample_id=sample.meta.sample_id,
         tokens_T=torch.from_numpy(tensors["input_ids"][:length].astype(np.int64)),
@@ -112,21 +134,26 @@ def prepare(sample: Sample, inverse: np.ndarray, steps: int, max_length: int) ->
         row_C=torch.from_numpy(row_C),
         roots=context - first,
         supervised=tuple(p - np.array([first, 0]) for p in pairs),
-        teacher_ids_MK=torch.from_numpy(np.maximum(ids_MK, 0).astype(np.int32)),
-        teacher_p_MK=torch.from_numpy(weight.astype(np.float32)),
+        teacher=rows,
     )
 
 
 def prepare_all(
-    samples: Iterable[Sample], inverse: np.ndarray, steps: int, max_length: int
+    samples: Iterable[Sample],
+    inverse: np.ndarray,
+    steps: int,
+    max_length: int,
+    teacher: TeacherKind = "topk",
+    target_head_VH: torch.Tensor | None = None,
 ) -> tuple[list[Example], dict[str, int]]:
-    """All usable examples, and how many were left out by reason. Raises :class:`NothingToTrain` if none is
-    usable.
+    """All usable examples, and how many were left out by reason.
+
+    Raises :class:`NothingToTrain` if none is usable, and as :func:`prepare` does.
     """
     examples: list[Example] = []
     skipped: Counter[str] = Counter()
     for sample in samples:
-        example = prepare(sample, inverse, steps, max_length)
+        example = prepare(sample, inverse, steps, max_length, teacher, target_head_VH)
         if isinstance(example, str):
             skipped[example] += 1
         else:
@@ -138,19 +165,19 @@ def prepare_all(
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples side by side, padded on the left so that their roots are the last R columns of all."""
+    """Examples one after the other in one row (:class:`~tide_platform.draft.layout.Packed`): no padding."""
 
-    tokens_BW: (
-        torch.Tensor
-    )  # int64 [B, C + S]: column c is the token at context column c; 0 where there is none
-    positions_BC: torch.Tensor  # absolute; 0 in the padding
-    key_mask_BC: torch.Tensor  # bool: has an aux row
-    aux_BCF: torch.Tensor  # bf16
-    roots: int  # R
-    root_index: tuple[torch.Tensor, ...]  # for each step: int64 [N_j], into the flattened [B * R]
-    teacher_index: tuple[torch.Tensor, ...]  # for each step: int64 [N_j], into the teacher rows
-    teacher_ids_MK: torch.Tensor  # int64 draft ids
-    teacher_p_MK: torch.Tensor  # fp32
+    sample_ids: tuple[str, ...]
+    contexts: tuple[int, ...]  # C of each example
+    roots: tuple[int, ...]  # R of each example
+    next_token_1P: torch.Tensor  # int64: x[t+1] of the context position t
+    later_token_1QS: torch.Tensor  # int64 [1, Q, S - 1]: x[t+2] .. x[t+S] of the root t; 0 past the end
+    positions_1P: torch.Tensor  # int64, absolute
+    key_mask_1P: torch.Tensor  # bool: has an aux row
+    aux_1PF: torch.Tensor  # bf16
+    root_index: tuple[torch.Tensor, ...]  # for each step: int64 [N_j], into the Q roots
+    teacher_index: tuple[torch.Tensor, ...]  # for each step: int64 [N_j], into the teacher's rows
+    teacher: Teacher
 
     @property
     def counts(self) -> list[int]:
@@ -159,51 +186,43 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         moved = {
-            f.name: tuple(x.to(device) for x in value) if isinstance(value, tuple) else value.to(device)
+            f.name: _to(getattr(self, f.name), device)
             for f in fields(self)
-            if isinstance(value := getattr(self, f.name), tuple | torch.Tensor)
+            if f.name not in ("sample_ids", "contexts", "roots")
         }
         return replace(self, **moved)
 
 
 def collate(examples: Sequence[Example]) -> Batch:
     """One batch of examples of the same number of steps."""
-    batch, steps = len(examples), len(examples[0].supervised)
-    context, roots = max(e.context for e in examples), max(e.roots for e in examples)
-    tokens = torch.zeros(batch, context + steps, dtype=torch.int64)
-    positions = torch.zeros(batch, context, dtype=torch.int64)
-    mask = torch.zeros(batch, context, dtype=torch.bool)
-    aux = torch.zeros(batch, context, examples[0].aux_CF.shape[1], dtype=torch.bfloat16)
-    roots_of: list[list[np.ndarray]] = [[] for _ in range(steps)]
-    teacher_of: list[list[np.ndarray]] = [[] for _ in range(steps)]
-    teacher_rows = 0
-    for b, e in enumerate(examples):
-        left = context - e.context
-        tail = e.tokens_T[: e.context + steps]
-        tokens[b, left : left + len(tail)] = tail
-        positions[b, left:] = torch.arange(e.start, e.start + e.context)
-        mask[b, left:] = e.row_C
-        aux[b, left:] = e.aux_CF
+    steps = len(examples[0].supervised)
+    root_index: list[list[np.ndarray]] = [[] for _ in range(steps)]
+    teacher_index: list[list[np.ndarray]] = [[] for _ in range(steps)]
+    roots = teacher_rows = 0
+    for e in examples:
         for j, pairs in enumerate(e.supervised):
-            roots_of[j].append(pairs[:, 0] + b * roots + roots - e.roots)
-            teacher_of[j].append(pairs[:, 1] + teacher_rows)
-        teacher_rows += len(e.teacher_ids_MK)
+            root_index[j].append(pairs[:, 0] + roots)
+            teacher_index[j].append(pairs[:, 1] + teacher_rows)
+        roots += e.roots
+        teacher_rows += len(e.teacher)
     return Batch(
-        tokens_BW=tokens,
-        positions_BC=positions,
-        key_mask_BC=mask,
-        aux_BCF=aux,
-        roots=roots,
-        root_index=tuple(torch.from_numpy(np.concatenate(r)) for r in roots_of),
-        teacher_index=tuple(torch.from_numpy(np.concatenate(t)) for t in teacher_of),
-        teacher_ids_MK=torch.cat([e.teacher_ids_MK for e in examples]).long(),
-        teacher_p_MK=torch.cat([e.teacher_p_MK for e in examples]),
+        sample_ids=tuple(e.sample_id for e in examples),
+        contexts=tuple(e.context for e in examples),
+        roots=tuple(e.roots for e in examples),
+        next_token_1P=torch.cat([e.tokens_T[1 : 1 + e.context] for e in examples])[None],
+        later_token_1QS=torch.cat([_later_tokens(e, steps) for e in examples])[None],
+        positions_1P=torch.cat([e.start + torch.arange(e.context) for e in examples])[None],
+        key_mask_1P=torch.cat([e.row_C for e in examples])[None],
+        aux_1PF=torch.cat([e.aux_CF for e in examples])[None],
+        root_index=tuple(torch.from_numpy(np.concatenate(i)) for i in root_index),
+        teacher_index=tuple(torch.from_numpy(np.concatenate(i)) for i in teacher_index),
+        teacher=type(examples[0].teacher).join([e.teacher for e in examples]),
     )
 
 
 def plan_epoch(examples: Sequence[Example], batch_size: int, seed: int) -> list[list[int]]:
-    """Indices of each optimizer step's examples: shuffled, and alike in length within a step to waste no
-    padding.
+    """Indices of each optimizer step's examples: shuffled, and alike in length within a step, so that
+    attention's rectangles are full.
 
     Every example occurs once; the last step may be short.
     """
@@ -218,8 +237,8 @@ def plan_epoch(examples: Sequence[Example], batch_size: int, seed: int) -> list[
 
 
 def micro_batches(examples: Sequence[Example], max_positions: int) -> list[list[Example]]:
-    """Splits a step's examples so that no batch holds more than ``max_positions`` padded positions (bounded
-    memory).
+    """Splits a step's examples so that no batch holds more than ``max_positions`` positions, each example
+    counted as the longest: attention works on rectangles (bounded memory).
     """
     out: list[list[Example]] = []
     longest = 0
@@ -230,6 +249,27 @@ def micro_batches(examples: Sequence[Example], max_positions: int) -> list[list[
             longest = e.context
         out[-1].append(e)
     return out
+
+
+def _later_tokens(example: Example, steps: int) -> torch.Tensor:
+    """int64 [R, S - 1]: the tokens that steps 1 .. S - 1 of each root embed."""
+    padded = torch.cat([example.tokens_T, example.tokens_T.new_zeros(steps)])
+    first = example.context - example.roots + 2
+    return padded[first + torch.arange(example.roots)[:, None] + torch.arange(steps - 1)]
+
+
+def _malformed(tensors: dict[str, np.ndarray]) -> str | None:
+    """Rows that are not as many as the positions they are said to belong to."""
+    if len(tensors["aux"]) != len(tensors["row_pos"]):
+        return "fewer or more aux rows than positions"
+    names = {"teacher_ids", "teacher_logp", "last_hidden"} & set(tensors)
+    if any(len(tensors[name]) != len(tensors["teacher_pos"]) for name in names):
+        return "fewer or more teacher rows than positions"
+    return None
+
+
+def _to(value: Any, device: torch.device | str) -> Any:
+    return tuple(x.to(device) for x in value) if isinstance(value, tuple) else value.to(device)
 
 
 def _inside(at: np.ndarray, length: int, mask: bool = False) -> np.ndarray:

@@ -12,9 +12,8 @@ from tiny import AUX_LAYERS, TINY, random_draft, tiny_model, tiny_parts
 from tide_platform.config import draft_digest
 from tide_platform.draft.check import check_draft
 from tide_platform.draft.checkpoint import load_draft, new_draft, save_draft
-from tide_platform.draft.config import DraftConfig, default_aux_layer_ids
+from tide_platform.draft.config import default_aux_layer_ids
 from tide_platform.draft.errors import DraftCorrupt, DraftIncomplete
-from tide_platform.draft.rope import inverse_frequencies
 
 # the parameters of SGLang 0.5.14's LlamaForCausalLMEagle3 after its renaming: name -> from which of ours
 SGLANG = {
@@ -90,36 +89,6 @@ def test_default_aux_layers_are_three_layers(layers: int) -> None:
     assert len(set(ids)) == 3 and all(1 <= i < layers for i in ids) and list(ids) == sorted(ids)
     if layers > 8:
         assert ids == (2, layers // 2, layers - 3)
-
-
-def test_rope_is_transformers() -> None:
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    for rope in (
-        {"rope_type": "default", "rope_theta": 1e5},
-        {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
-        {"rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0,
-         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
-    ):  # fmt: skip
-        config = LlamaConfig(hidden_size=64, num_attention_heads=1, head_dim=64, rope_parameters=rope)
-        theirs = LlamaRotaryEmbedding(config).inv_freq
-        assert torch.allclose(inverse_frequencies(rope, 64), theirs, rtol=1e-5)
-
-
-def test_old_and_new_rope_layouts_read_alike() -> None:
-    base = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "vocab_size": 9}
-    llama3 = {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }
-    new = DraftConfig.from_json(
-        base | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **llama3}}, 12
-    )
-    old = DraftConfig.from_json(base | {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **llama3}}, 12)
-    assert old == new == DraftConfig.from_json(new.to_json(), 12)
 
 
 def test_damage_is_named(tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ import torch
 from safetensors.torch import save_file
 from tiny import AUX_LAYERS, TINY, tiny_parts
 
+from tide_platform.config import target_digest
 from tide_platform.draft import errors
-from tide_platform.draft.checkpoint import load_draft, new_draft
+from tide_platform.draft.check import check_draft
+from tide_platform.draft.checkpoint import load_draft, new_draft, save_draft
 from tide_platform.draft.eagle3 import Eagle3Draft
 from tide_platform.draft.importer import UnsupportedDraft, import_draft
+from tide_platform.draft.vocab import map_digest
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +115,27 @@ def test_refusals(tmp_path: Path, original: Eagle3Draft) -> None:
         import_draft(tmp_path / "empty", TINY, tmp_path / "empty-out")
 
 
-def test_other_rope_is_said(tmp_path: Path, original: Eagle3Draft) -> None:
+def test_a_rope_unlike_the_targets_must_be_accepted(tmp_path: Path, original: Eagle3Draft) -> None:
     config = original.config.to_json() | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
-    report = import_draft(write(tmp_path / "a", config, weights(original)), TINY, tmp_path / "out")
+    source = write(tmp_path / "a", config, weights(original))
+    with pytest.raises(
+        errors.DraftMismatch, match=r"rope_theta is 500000\.0.*10000\.0.*--accept-rope"
+    ) as caught:
+        import_draft(source, TINY, tmp_path / "out")
+    assert caught.value.what == "rope_theta" and not (tmp_path / "out").exists()
+    report = import_draft(source, TINY, tmp_path / "out", accept_rope=True)
     assert "rope" in report.warnings[0]
+    draft = load_draft(tmp_path / "out")
+    assert draft.config.rope_differs and draft.config.rope["rope_theta"] == 5e5
+    save_draft(tmp_path / "child", draft, {"parent": report.digest})  # fine-tuned drafts inherit it
+    assert check_draft(tmp_path / "child", TINY).rope_differs
+
+
+def test_an_imported_draft_is_bound_to_its_target(tmp_path: Path, original: Eagle3Draft) -> None:
+    """Whatever target its old ``tide.json`` names: importing is how one says that it fits this one."""
+    source = write(tmp_path / "a", original.config.to_json(), weights(original))
+    (source / "tide.json").write_text(json.dumps({"target_digest": "another"}))
+    import_draft(source, TINY, tmp_path / "out")
+    told = json.loads((tmp_path / "out" / "tide.json").read_text())
+    assert told["target_digest"] == target_digest(TINY)
+    assert told["map_digest"] == map_digest(original.d2t.numpy())

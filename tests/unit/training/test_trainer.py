@@ -7,14 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny import random_draft, random_sample
 
 from tide_platform.config.schema import Training
 from tide_platform.draft.vocab import inverse_map
 from tide_platform.training.data import Example, micro_batches, plan_epoch, prepare_all
-from tide_platform.training.objective import ROWS_AT_ONCE, HeadLoss
 from tide_platform.training.trainer import LossNotFinite, learning_rate, train
 
 
@@ -43,26 +42,6 @@ def test_micro_batches_are_bounded_and_whole(lengths: list[int], limit: int) -> 
     parts = micro_batches(sized(lengths), limit)
     assert sorted(e.context for p in parts for e in p) == sorted(lengths)
     assert all(len(p) == 1 or len(p) * max(e.context for e in p) <= limit for p in parts)
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(1, 2 * ROWS_AT_ONCE + 3), st.integers(0, 99))
-def test_head_loss_is_autograds(rows: int, seed: int) -> None:
-    g = torch.Generator().manual_seed(seed)
-    hidden, head = torch.randn(rows, 5, generator=g), torch.randn(11, 5, generator=g)
-    ids = torch.stack([torch.randperm(11, generator=g)[:3] for _ in range(rows)])
-    p, weight = torch.rand(rows, 3, generator=g), torch.rand(rows, generator=g)
-    p = p / p.sum(1, keepdim=True)
-    leaves = [x.clone().requires_grad_() for x in (hidden, head, hidden, head)]
-    fast, _, predicted = HeadLoss.apply(leaves[0], leaves[1], ids, p, weight, torch.float32)
-    log_q = (leaves[2] @ leaves[3].T).log_softmax(-1)
-    slow = -((p * log_q.gather(1, ids)).sum(-1) * weight).sum()
-    assert torch.allclose(fast, slow, rtol=1e-4)
-    assert torch.equal(predicted, log_q.argmax(-1))
-    (3 * fast).backward()
-    (3 * slow).backward()
-    for a, b in ((leaves[0], leaves[2]), (leaves[1], leaves[3])):
-        assert torch.allclose(a.grad, b.grad, rtol=1e-3, atol=1e-5)  # type: ignore[arg-type]
 
 
 def test_autocast_keeps_to_the_fp32_result() -> None:
