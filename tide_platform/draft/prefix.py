@@ -46,16 +46,21 @@ def fill_prefixes(samples: Sequence[Sample], donors: Iterable[Sample] = ()) -> l
     return [_filled(s, [wanted[k] for k in of_sample]) for s, of_sample in zip(samples, keys, strict=True)]
 
 
+def _keys(sample: Sample, count: int) -> list[Key]:
+    return prefix_keys(sample.meta.tenant, sample.tensors["input_ids"][:count])
+
+
 def _missing(sample: Sample) -> int:
     """How many positions from the first token on have no row."""
     rows = sample.tensors["row_pos"]
     return 0 if sample.meta.start_pos or not len(rows) else int(rows[0])
 
 
-def _keys(sample: Sample, count: int) -> list[Key]:
-    digest = hashlib.blake2b(f"{sample.meta.tenant}\n".encode(), digest_size=16)
+def prefix_keys(tenant: str, tokens: np.ndarray) -> list[Key]:
+    """For each position p of ``tokens`` (from a request's first token on) the key of the tokens 0 .. p."""
+    digest = hashlib.blake2b(f"{tenant}\n".encode(), digest_size=16)
     keys = []
-    for token in sample.tensors["input_ids"][:count]:
+    for token in tokens:
         digest.update(int(token).to_bytes(4, "little"))
         keys.append(digest.digest())
     return keys
