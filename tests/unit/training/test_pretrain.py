@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny import AUX_LAYERS, TINY, prompts, say
@@ -9,7 +10,9 @@ from tiny import AUX_LAYERS, TINY, prompts, say
 from tide_platform.config import draft_digest
 from tide_platform.config.schema import Training
 from tide_platform.draft.check import check_draft
-from tide_platform.training.pretrain import PretrainPlan, TooFewSamples, pretrain
+from tide_platform.training.pretrain import Hooks, PretrainPlan, TooFewSamples, pretrain
+from tide_platform.training.progress import Stopped
+from tide_platform.training.samples import MemorySamples
 
 PLAN = PretrainPlan(
     vocab_size=64,
@@ -26,8 +29,9 @@ def test_pretrain(tmp_path: Path) -> None:
     samples = say(prompts(60), 40)
     lines: list[str] = []
     figures = pretrain(
-        samples, TINY, AUX_LAYERS, tmp_path / "d", PLAN, Training(threads=1), say=lines.append, on_step=None
-    )
+        MemorySamples(samples), TINY, AUX_LAYERS, tmp_path / "d", PLAN, Training(threads=1),
+        Hooks(say=lines.append),
+    )  # fmt: skip
     assert figures["digest"] == draft_digest(tmp_path / "d")
     config = check_draft(tmp_path / "d", TINY)
     assert (config.draft_vocab_size, config.aux_layer_ids) == (64, AUX_LAYERS)
@@ -39,6 +43,26 @@ def test_pretrain(tmp_path: Path) -> None:
     assert "held-out acceptance length" in lines[-1]
 
 
+def test_interrupted_in_either_stage_it_ends_with_the_same_draft(tmp_path: Path) -> None:
+    samples = MemorySamples(say(prompts(30), 20))
+
+    def call(out: str, stop_at: tuple[str, int] | None = None) -> dict[str, Any]:
+        seen: list[tuple[str, int]] = []
+        hooks = Hooks(
+            lambda stage, record: seen.append((stage, record.step)),
+            lambda text: None,
+            lambda: stop_at in seen,
+        )
+        return pretrain(samples, TINY, AUX_LAYERS, tmp_path / out, PLAN, Training(threads=1), hooks)
+
+    for stop_at in (("one step", 3), ("unrolled", 2)):
+        with pytest.raises(Stopped):
+            call("a", stop_at)
+    assert not (tmp_path / "a").exists() and (tmp_path / "a.run").is_dir()
+    assert call("a")["digest"] == call("b")["digest"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["a", "b"]
+
+
 def test_too_few() -> None:
     with pytest.raises(TooFewSamples, match="capture more traffic"):
-        pretrain(say(prompts(3), 4), TINY, AUX_LAYERS, Path("never"), PLAN, Training())
+        pretrain(MemorySamples(say(prompts(3), 4)), TINY, AUX_LAYERS, Path("never"), PLAN, Training())
