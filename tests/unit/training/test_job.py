@@ -103,13 +103,8 @@ def test_reference_and_past_are_drawn_anew_each_epoch(job: TrainJob, tmp_path: P
     planned = plan_job(both, store)
     names = [planned.refs[i].sample_id for i in planned.pool]
     of_epochs = [
-        [
-            planned.refs[planned.pool[i]].sample_id
-            for s in planned.plan.steps
-            if s.epoch == e
-            for i in s.samples
-        ]
-        for e in range(3)
+        [names[i] for step in planned.plan.steps if step.epoch == epoch for i in step.samples]
+        for epoch in range(3)
     ]
     assert [len(epoch) for epoch in of_epochs] == [10 + 3 + 2] * 3
     assert all(set(ids[:10]) < set(epoch) for epoch in of_epochs)
