@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tide_platform.config import Settings, TideError
+from tide_platform.training.progress import sync
 
 RESULT, DRAFT, RUN_FOLDER = "result.json", "draft", "run"  # below a job's `out`
 MOST_NAMED = 100  # samples that were left out, by name in result.json and tide.json
@@ -92,14 +93,16 @@ class TrainResult:
         """All or nothing."""
         temporary = path.with_name(f".{path.name}.tmp")
         temporary.write_text(json.dumps(self.summary() | {"history": self.history}, indent=2))
+        sync(temporary)
         temporary.rename(path)
+        sync(path.parent)
 
     @classmethod
     def read(cls, path: Path) -> "TrainResult | None":
-        """None where there is none."""
-        if not path.is_file():
+        """None where there is none, or one of a release that wrote others."""
+        raw = json.loads(path.read_text()) if path.is_file() else {}
+        own: dict[str, Any] = {field.name: raw[field.name] for field in fields(cls) if field.name in raw}
+        if len(own) < len(fields(cls)):
             return None
-        raw = json.loads(path.read_text())
-        own: dict[str, Any] = {field.name: raw[field.name] for field in fields(cls)}
-        own["folder"] = Path(raw["folder"])
+        own["folder"] = Path(own["folder"])
         return cls(**own)

@@ -21,7 +21,7 @@ from typing import Any
 
 from tide_platform.config import TideError
 from tide_platform.training.checkpoints import Checkpoint, newest_checkpoint, write_checkpoint
-from tide_platform.training.progress import JOURNAL, Journal, StepRecord, sync
+from tide_platform.training.progress import JOURNAL, Journal, JournalDamaged, StepRecord, sync
 from tide_platform.training.state import State
 
 log = logging.getLogger("tide.train")
@@ -155,7 +155,10 @@ class Recovery:
             temporary.rename(path)
             sync(self.folder)
             return
-        then = json.loads(path.read_text())
+        try:
+            then = json.loads(path.read_text())
+        except ValueError as error:
+            raise JournalDamaged(path, 1, f"not JSON ({error})") from error
         if differing := _differing(then["contract"], self._run["contract"]):
             raise ResumeRefused(self.folder, differing)
         for name, (before, now) in _differing(then["noted"], self._run["noted"]).items():

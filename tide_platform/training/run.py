@@ -87,8 +87,9 @@ def plan_job(job: TrainJob, store: HiddenStates) -> Planned:
     :class:`~tide_platform.training.data.NothingToTrain`.
     """
     settings = job.settings.training
+    window = set(job.train_sample_ids)
     named = {"window": job.train_sample_ids, "reference": job.reference_sample_ids}
-    named["past"] = [name for name in job.past_sample_ids if name not in set(job.train_sample_ids)]
+    named["past"] = [name for name in job.past_sample_ids if name not in window]
     found = find_refs(store, [name for ids in named.values() for name in ids], job.lance_version)
     if missing := [name for name in named["window"] if name not in found]:
         raise SamplesMissing(store.uri, missing)

@@ -3,7 +3,8 @@
 The objective divides by N_j of the whole step, not by a process's own part, so gradients of all parts *add
 up*. Whatever is global goes through a :class:`World`: which of a step's samples are this process's own, the
 sums of counts and figures, the gradient's norm. A wrapper that averages gradients over its processes must
-multiply by their number again.
+multiply by their number again. Which samples a step took, and so which are acknowledged with it, is the
+plan's, the same in every process.
 """
 
 from collections.abc import Iterable, Sequence
