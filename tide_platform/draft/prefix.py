@@ -11,7 +11,7 @@ another's. A request that may not be kept is in no dataset, so it gives nothing 
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def fill_prefixes(samples: Sequence[Sample], donors: Iterable[Sample] = ()) -> l
 
 
 def _keys(sample: Sample, count: int) -> list[Key]:
-    return prefix_keys(sample.meta.tenant, sample.tensors["input_ids"][:count])
+    return list(prefix_keys(sample.meta.tenant, sample.tensors["input_ids"][:count]))
 
 
 def _missing(sample: Sample) -> int:
@@ -56,14 +56,12 @@ def _missing(sample: Sample) -> int:
     return 0 if sample.meta.start_pos or not len(rows) else int(rows[0])
 
 
-def prefix_keys(tenant: str, tokens: np.ndarray) -> list[Key]:
+def prefix_keys(tenant: str, tokens: np.ndarray) -> Iterator[Key]:
     """For each position p of ``tokens`` (from a request's first token on) the key of the tokens 0 .. p."""
     digest = hashlib.blake2b(f"{tenant}\n".encode(), digest_size=16)
-    keys = []
     for token in tokens:
         digest.update(int(token).to_bytes(4, "little"))
-        keys.append(digest.digest())
-    return keys
+        yield digest.digest()
 
 
 def _filled(sample: Sample, rows: list[np.ndarray | None]) -> Sample:

@@ -78,6 +78,7 @@ class TrainResult:
     skipped_samples: dict[str, str]  # sample id -> reason, of the first of them
     expired: dict[str, int]  # "reference", "past": samples named that are not in the dataset any more
     replayed: int  # steps computed again in this process after an earlier one had died
+    diverged: int  # of these, steps that came out otherwise in their last bits
     history: list[dict[str, Any]]  # one record a step
 
     def summary(self) -> dict[str, Any]:

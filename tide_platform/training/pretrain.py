@@ -116,6 +116,7 @@ def pretrain(
         told = {
             "target_digest": target_digest(target_folder),
             "map_digest": provenance.map_digest(draft.d2t),
+            "tide-platform": provenance.package_version(),
             "sample_ids": provenance.ids_digest(samples.metas[i].sample_id for i in used),
             **{f"plan.{name}": value for name, value in asdict(plan).items()},
         }
@@ -162,7 +163,7 @@ class _Pretraining:
         loader = Loader(self.samples, list(sized), inverse, settings)
         decisive = {f"training.{key}": value for key, value in provenance.decisive(settings).items()}
         contract = {**self.told, **decisive, "steps": len(plan.steps), "plan": plan.digest}
-        noted = provenance.machine(settings, "cpu")
+        noted = provenance.machine(settings, "cpu") | provenance.code_version()
         folder = self.work / name.replace(" ", "-")
         with closing(Recovery(folder, contract, noted, settings.checkpoint_seconds)) as recovery:
             records = fit(

@@ -54,9 +54,13 @@ def samples_of(refs: Sequence[Any]) -> dict[str, Any]:
     return told | {"row_ids": ranges}
 
 
+def package_version() -> str:
+    return importlib.metadata.version("tide-platform")
+
+
 def code_version() -> dict[str, str]:
     """The package's version and, where it runs from a checkout, the commit; ``-dirty`` where files differ."""
-    told = {"version": importlib.metadata.version("tide-platform")}
+    told = {"version": package_version()}
     if (_ROOT / ".git").exists():
         try:
             commit = _git("rev-parse", "HEAD")
@@ -76,7 +80,6 @@ def machine(settings: Training, device: str) -> dict[str, Any]:
         "device": device,
         "processor": platform.machine(),
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "python": platform.python_version(),
     }
 
 

@@ -86,11 +86,6 @@ class Recovery:
         """All records, also those of earlier processes."""
         return self.journal.records
 
-    @property
-    def resumed_from(self) -> int | None:
-        """The checkpoint's step; 0: from the start; None: this run is new."""
-        return self._found.step if self._found else 0 if self.journal.records else None
-
     def restore(self, state: State) -> dict[str, Any]:
         """Puts the checkpoint into ``state``, which is at its beginning. Returns what :meth:`save` was given
         beside it; empty where there is no checkpoint.

@@ -12,7 +12,7 @@ from typing import Any
 from tide_platform.config import draft_digest, target_digest
 from tide_platform.config.locks import locked
 from tide_platform.draft.check import check_draft
-from tide_platform.draft.checkpoint import load_draft, load_target_parts, save_draft
+from tide_platform.draft.checkpoint import WEIGHTS, load_draft, load_target_parts, save_draft
 from tide_platform.draft.eagle3 import Eagle3Draft
 from tide_platform.draft.vocab import inverse_map
 from tide_platform.store.errors import SamplesMissing
@@ -33,6 +33,7 @@ from tide_platform.training.trainer import fit
 log = logging.getLogger("tide.train")
 
 _LOCK, _LOCK_WAIT_S = ".lock", 30.0
+_DEVICE = "cpu"
 
 
 @dataclass(frozen=True)
@@ -135,104 +136,120 @@ def _epoch(job: TrainJob, usable: dict[str, list[str]], epoch: int) -> list[str]
     ]
 
 
+@dataclass(frozen=True)
+class _Run:
+    """A planned job and the draft that it trains in place."""
+
+    job: TrainJob
+    planned: Planned
+    draft: Eagle3Draft
+    contract: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        return provenance.ids_digest(f"{name}={value}" for name, value in sorted(self.contract.items()))
+
+    def finished(self) -> TrainResult | None:
+        """The result of this very run, where its draft is whole."""
+        found, folder = TrainResult.read(self.job.out / RESULT), self.job.out / DRAFT
+        if found is None or found.contract != self.key or not (folder / WEIGHTS).is_file():
+            return None
+        return found if draft_digest(folder) == found.digest else None
+
+    def recovery(self) -> Recovery:
+        settings = self.job.settings.training
+        noted = provenance.machine(settings, _DEVICE) | provenance.code_version()
+        return Recovery(self.job.out / RUN_FOLDER, self.contract, noted, settings.checkpoint_seconds)
+
+    def loader(self, store: HiddenStates) -> Loader:
+        samples = StoredSamples(store, self.planned.refs, self.job.lance_version)
+        inverse = inverse_map(self.draft.d2t.numpy(), self.draft.config.vocab_size)
+        return Loader(samples, self.planned.pool, inverse, self.job.settings.training)
+
+    def finish(
+        self, recovery: Recovery, records: list[StepRecord], damaged: dict[str, str], load_seconds: float
+    ) -> TrainResult:
+        """The draft, then the result; checkpoints have served then."""
+        job, planned = self.job, self.planned
+        skipped = planned.skipped | damaged
+        named = dict(sorted(skipped.items())[:MOST_NAMED])
+        samples = len(planned.pool) - len(damaged)
+        told = {
+            "made_by": "tide train",
+            "parent": self.contract["parent"],
+            "target_digest": self.contract["target"],
+            "map_digest": self.contract["map"],
+            "lance_version": job.lance_version,
+            "samples": samples,
+            "data": {part: provenance.samples_of(refs) for part, refs in planned.parts.items()},
+            "expired": planned.expired,
+            "skipped": count(skipped.values()),
+            "skipped_samples": named,
+            "tokens": records[-1].tokens,
+            "steps": len(records),
+            "plan": planned.plan.digest,
+            "seed": job.seed,
+            "training": job.settings.training.model_dump(),
+            "machine": provenance.machine(job.settings.training, _DEVICE),
+            "code": provenance.code_version(),
+            **job.provenance,
+        }
+        result = TrainResult(
+            digest=save_draft(job.out / DRAFT, self.draft, told),
+            folder=job.out / DRAFT,
+            parent_digest=self.contract["parent"],
+            contract=self.key,
+            steps=len(records),
+            tokens=records[-1].tokens,
+            seconds=records[-1].seconds,
+            wait_seconds=sum(record.wait_seconds for record in records),
+            load_seconds=load_seconds,
+            samples=samples,
+            skipped=count(skipped.values()),
+            skipped_samples=named,
+            expired=planned.expired,
+            replayed=recovery.replayed,
+            diverged=recovery.diverged,
+            history=[record.to_json() for record in records],
+        )
+        result.write(job.out / RESULT)
+        remove_checkpoints(job.out / RUN_FOLDER)
+        return result
+
+
 def _run(
     job: TrainJob,
     on_step: Callable[[StepRecord], None] | None,
     on_past: Callable[[list[StepRecord]], None] | None,
     stop: Callable[[], bool],
 ) -> TrainResult:
-    settings, began = job.settings.training, time.monotonic()
+    began = time.monotonic()
     store = open_store(job.settings)
     planned = plan_job(job, store)
     draft = load_draft(job.parent)
-    contract = _contract(job, draft, planned)
-    key = provenance.ids_digest([f"{name}={value}" for name, value in sorted(contract.items())])
-    if (done := _finished(job, key)) is not None:
+    run = _Run(job, planned, draft, _contract(job, draft, planned))
+    if (done := run.finished()) is not None:
         if on_past:
             on_past([StepRecord(**record) for record in done.history])
         return done
-    recovery = Recovery(
-        job.out / RUN_FOLDER, contract, provenance.machine(settings, "cpu"), settings.checkpoint_seconds
-    )
-    with closing(recovery):
+    with closing(run.recovery()) as recovery:
         if on_past and recovery.acknowledged:
             on_past(list(recovery.acknowledged))
-        loader = Loader(
-            StoredSamples(store, planned.refs, job.lance_version),
-            planned.pool,
-            inverse_map(draft.d2t.numpy(), draft.config.vocab_size),
-            settings,
-        )
+        loader = run.loader(store)
         embed_VH = load_target_parts(job.target).embed_VH
         load_seconds = time.monotonic() - began
         records = fit(
-            draft, embed_VH, planned.plan, loader, settings, job.seed,
-            on_step=on_step, recovery=recovery, skipped=loader.skipped, stop=stop,
+            draft, embed_VH, planned.plan, loader, job.settings.training, job.seed,
+            on_step=on_step, recovery=recovery, skipped=loader.skipped, stop=stop, device=_DEVICE,
         )  # fmt: skip
-        return _finish(job, draft, planned, contract, key, loader.skipped, recovery, records, load_seconds)
-
-
-def _finish(
-    job: TrainJob,
-    draft: Eagle3Draft,
-    planned: Planned,
-    contract: dict[str, Any],
-    key: str,
-    damaged: dict[str, str],
-    recovery: Recovery,
-    records: list[StepRecord],
-    load_seconds: float,
-) -> TrainResult:
-    """The draft, then the result; checkpoints have served then."""
-    skipped = planned.skipped | damaged
-    named = dict(sorted(skipped.items())[:MOST_NAMED])
-    told = {
-        "made_by": "tide train",
-        "parent": contract["parent"],
-        "target_digest": contract["target"],
-        "map_digest": contract["map"],
-        "lance_version": job.lance_version,
-        "samples": len(planned.pool) - len(damaged),
-        "data": {part: provenance.samples_of(refs) for part, refs in planned.parts.items()},
-        "expired": planned.expired,
-        "skipped": count(skipped.values()),
-        "skipped_samples": named,
-        "tokens": records[-1].tokens,
-        "steps": len(records),
-        "plan": planned.plan.digest,
-        "seed": job.seed,
-        "training": job.settings.training.model_dump(),
-        "machine": provenance.machine(job.settings.training, "cpu"),
-        "code": provenance.code_version(),
-        **job.provenance,
-    }
-    folder = job.out / DRAFT
-    result = TrainResult(
-        digest=save_draft(folder, draft, told),
-        folder=folder,
-        parent_digest=contract["parent"],
-        contract=key,
-        steps=len(records),
-        tokens=records[-1].tokens,
-        seconds=records[-1].seconds,
-        wait_seconds=sum(record.wait_seconds for record in records),
-        load_seconds=load_seconds,
-        samples=len(planned.pool) - len(damaged),
-        skipped=count(skipped.values()),
-        skipped_samples=named,
-        expired=planned.expired,
-        replayed=recovery.replayed,
-        history=[record.to_json() for record in records],
-    )
-    result.write(job.out / RESULT)
-    remove_checkpoints(job.out / RUN_FOLDER)
-    return result
+        return run.finish(recovery, records, loader.skipped, load_seconds)
 
 
 def _contract(job: TrainJob, draft: Eagle3Draft, planned: Planned) -> dict[str, Any]:
     """Everything that decides the result, flat, so that a difference has a name."""
-    window = job.train_sample_ids
+    window, settings = job.train_sample_ids, provenance.decisive(job.settings.training)
     return {
+        "tide-platform": provenance.package_version(),
         "parent": draft_digest(job.parent),
         "target": target_digest(job.target),
         "map": provenance.map_digest(draft.d2t),
@@ -241,22 +258,13 @@ def _contract(job: TrainJob, draft: Eagle3Draft, planned: Planned) -> dict[str, 
         "reference samples": provenance.ids_digest(sorted(job.reference_sample_ids)),
         "past samples": provenance.ids_digest(sorted(job.past_sample_ids)),
         "seed": job.seed,
-        "processes": 1,
+        "processes": 1,  # a step's samples are divided among them
         "steps": len(planned.plan.steps),
         "plan": planned.plan.digest,
-        **{f"training.{name}": value for name, value in provenance.decisive(job.settings.training).items()},
+        **{f"training.{name}": value for name, value in settings.items()},
     }
 
 
 def _forget(out: Path) -> None:
     shutil.rmtree(out / RUN_FOLDER, ignore_errors=True)
     (out / RESULT).unlink(missing_ok=True)
-
-
-def _finished(job: TrainJob, key: str) -> TrainResult | None:
-    """The result of this very run, where its draft is whole."""
-    found = TrainResult.read(job.out / RESULT)
-    folder: Path = job.out / DRAFT
-    if found is None or found.contract != key or not (folder / "model.safetensors").is_file():
-        return None
-    return found if draft_digest(folder) == found.digest else None

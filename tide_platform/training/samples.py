@@ -127,7 +127,8 @@ class StoredSamples:
         wanted: dict[int, list[Key]] = {}
         for i, row in self._plain(flagged, ["input_ids", "row_pos"]):
             if len(row["row_pos"]) and row["row_pos"][0] > 0:
-                wanted[i] = prefix_keys(self.metas[i].tenant, row["input_ids"][: row["row_pos"][0]])
+                hole = row["input_ids"][: row["row_pos"][0]]
+                wanted[i] = list(prefix_keys(self.metas[i].tenant, hole))
         keys = {key for of_sample in wanted.values() for key in of_sample}
         givers: dict[Key, int] = {}
         tenants = {self.metas[i].tenant for i in wanted}
