@@ -19,7 +19,7 @@ from tide_platform.training.job import TrainJob
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
 
-KILLS, STEPS = 14, 300
+KILLS, STEPS, SEED = 14, 300, 11
 RUN = "from tide_platform.cli import main; main()"
 
 
@@ -85,6 +85,19 @@ class Life:
         return event["event"]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(job: TrainJob, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float]]:
+    """Digest and losses of the run that nobody killed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    job.model_copy(update={"out": folder / "out"}).write(folder / "job.json")
+    life = Life(folder / "job.json")
+    err = life.end()
+    assert life.process.returncode == 0, err
+    assert of(life.events, "step") == list(range(1, STEPS + 1)) and not of(life.events, "past_step")
+    losses = [event["loss"] for event in life.events if event["event"] == "step"]
+    return draft_digest(folder / "out" / "draft"), losses
+
+
 def of(events: list[dict], name: str) -> list[int]:
     return [event["step"] for event in events if event["event"] == name]
 
@@ -94,8 +107,8 @@ def _lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
-def test_killed_at_random_points(job: TrainJob, tmp_path: Path) -> None:
-    rng = random.Random(11)
+def test_killed_at_random_points(job: TrainJob, undisturbed: tuple[str, list[float]], tmp_path: Path) -> None:
+    rng = random.Random(SEED)
     job.write(tmp_path / "job.json")
     told: list[dict] = []
     journal = job.out / "run" / "steps.jsonl"
@@ -127,17 +140,15 @@ def test_killed_at_random_points(job: TrainJob, tmp_path: Path) -> None:
     acknowledged = _lines(journal)
     assert [record["step"] for record in acknowledged] == list(range(1, STEPS + 1))
 
-    alone = job.model_copy(update={"out": tmp_path / "alone"})
-    alone.write(tmp_path / "alone.json")
-    undisturbed = Life(tmp_path / "alone.json")
-    assert not undisturbed.end() and undisturbed.process.returncode == 0
-    assert done["digest"] == draft_digest(job.out / "draft") == draft_digest(tmp_path / "alone" / "draft")
-    losses = [event["loss"] for event in undisturbed.events if event["event"] == "step"]
+    digest, losses = undisturbed
+    assert done["digest"] == draft_digest(job.out / "draft") == digest
     assert [record["loss"] for record in acknowledged] == losses
 
 
-def test_its_checkpoints_damaged_it_goes_on_from_an_older_one(job: TrainJob, tmp_path: Path) -> None:
-    """Truncated, and without a marker: passed over with the reason, the rest computed again."""
+def test_its_checkpoints_damaged_it_begins_anew_and_ends_the_same(
+    job: TrainJob, undisturbed: tuple[str, list[float]], tmp_path: Path
+) -> None:
+    """Truncated, or without a marker: passed over with the reason, all steps computed again."""
     mine = job.model_copy(update={"out": tmp_path / "out"})
     mine.write(tmp_path / "job.json")
     life = Life(tmp_path / "job.json")
@@ -152,4 +163,6 @@ def test_its_checkpoints_damaged_it_goes_on_from_an_older_one(job: TrainJob, tmp
     err = life.end()
     assert life.process.returncode == 0, err
     assert f"{found[-1].name}: state.safetensors: 1000 bytes of" in err
-    assert draft_digest(tmp_path / "out" / "draft") == draft_digest(job.out / "draft")
+    assert draft_digest(tmp_path / "out" / "draft") == undisturbed[0]
+    told = of(life.events, "past_step") + of(life.events, "step")
+    assert told == list(range(1, STEPS + 1)) and life.events[-1]["replayed"] > 0
