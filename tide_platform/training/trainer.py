@@ -92,7 +92,8 @@ def fit(
     what :class:`NothingToTrain` reports. ``stop``: asked between micro-batches.
 
     Raises :class:`LossNotFinite`, :class:`NothingToTrain` after an epoch in which no sample was usable, what
-    ``recovery`` raises, and, with the run's state saved, :class:`Stopped` and what ``fetch`` raises.
+    ``recovery`` raises, and, with the run's state saved, :class:`Stopped` and what ``fetch`` and ``on_step``
+    raise.
     """
     torch.manual_seed(seed)
     torch.set_num_threads(settings.threads)
@@ -118,7 +119,11 @@ def fit(
                 save()
                 raise
             if (recovery is None or recovery.acknowledge(records[-1])) and on_step:
-                on_step(records[-1])
+                try:
+                    on_step(records[-1])
+                except Exception:  # whoever listened is gone: a closed pipe, mostly
+                    save()
+                    raise
             if planned.last_of_epoch and not run.state.tokens:
                 raise NothingToTrain(count(reasons.values()))
             if recovery and recovery.due():

@@ -24,7 +24,7 @@ RECIPE = Training(threads=1, epochs=3, batch_size=2, learning_rate=1e-2, checkpo
 CONTRACT = {"parent": "p", "plan": "x", "training.lr_schedule": "cosine"}
 
 
-class Died(Exception):
+class Died(BaseException):
     """As if killed: nothing is saved on the way out."""
 
 
@@ -111,6 +111,20 @@ def test_asked_to_stop_it_saves_and_says_where(examples: list[Example], tmp_path
         life(examples, tmp_path, lambda r: asked.append(r.step), stop=lambda: bool(asked and asked[-1] >= 4))
     _, _, recovery = life(examples, tmp_path)
     assert recovery and recovery.replayed == 0
+
+
+def test_when_nobody_listens_any_more_it_saves(examples: list[Example], tmp_path: Path) -> None:
+    told: list[int] = []
+
+    def on_step(record: StepRecord) -> None:
+        told.append(record.step)
+        if record.step == 4:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        life(examples, tmp_path, on_step)
+    _, _, recovery = life(examples, tmp_path, dying_at(99, told))
+    assert recovery and recovery.replayed == 0 and told == list(range(1, 10))
 
 
 def test_a_step_given_up_half_way_changes_nothing(
