@@ -19,7 +19,7 @@ from tide_platform.training.job import TrainJob
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
 
-KILLS, STEPS, SEED = 14, 300, 11
+KILLS, STEPS, SEED = 14, 180, 11
 RUN = "from tide_platform.cli import main; main()"
 
 
@@ -33,10 +33,10 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
     settings = Settings.model_validate({
         "storage": {"uri": str(root / "store")},
         "training": {
-            "epochs": 50, "learning_rate": 1e-3, "threads": 1, "checkpoint_seconds": 0, "cache_bytes": 1 << 20
+            "epochs": 30, "learning_rate": 1e-3, "threads": 1, "checkpoint_seconds": 0, "cache_bytes": 1 << 20
         },
     })  # fmt: skip
-    samples = say(prompts(48), 24)
+    samples = say(prompts(48, length=12), 16)
     store = open_store(settings)
     store.ensure(StreamMeta("t", 96, 256, AUX_LAYERS, 16))
     version = store.append(samples, ["segment"]).version
