@@ -96,8 +96,7 @@ def read_window(settings: Settings, record: WindowRecord) -> WindowData:
 
     store = open_store(settings)
     newest = store.tip().version
-    own = f"_rowid > {record.after_row} AND " if record.after_row >= 0 else ""
-    where = f"({own}_rowid <= {record.last_row}) OR tenant = '{REFERENCE_TENANT}'"
+    where = f"{_rows_of(record)} OR tenant = '{REFERENCE_TENANT}'"
     for version in (record.lance_version, newest):
         try:
             refs = store.refs(version, where)
@@ -135,7 +134,7 @@ def read_past(settings: Settings, ledger: Ledger, record: WindowRecord, data: Wi
         return PastData([], [], 0)
     draw = random.Random(f"{record.key}:{training.seed}")
     chosen = sorted(draw.sample(earlier, min(PAST_WINDOWS, len(earlier))), key=lambda past: past.key.window)
-    ranges = " OR ".join(f"(_rowid > {past.after_row} AND _rowid <= {past.last_row})" for past in chosen)
+    ranges = " OR ".join(_rows_of(past) for past in chosen)
     refs = open_store(settings).refs(data.version, f"({ranges}) AND tenant != '{REFERENCE_TENANT}'")
     train: list[str] = []
     lost = 0
@@ -147,3 +146,9 @@ def read_past(settings: Settings, ledger: Ledger, record: WindowRecord, data: Wi
     return PastData(
         sorted(draw.sample(train, min(wanted, len(train)))), [past.key.window for past in chosen], lost
     )
+
+
+def _rows_of(record: WindowRecord) -> str:
+    """SQL: the window's range of row ids, which are unsigned."""
+    after = f"_rowid > {record.after_row} AND " if record.after_row >= 0 else ""
+    return f"({after}_rowid <= {record.last_row})"
