@@ -148,3 +148,52 @@ def test_a_window_is_trained_judged_and_deployed(settings: Settings, server: Fak
     provenance = json.loads((settings.drafts_folder / trained.challenger / "tide.json").read_text())
     assert provenance["window"] == "demo/w00001"
     ledger.close()
+
+
+class GivenUp(Exception):
+    """The run that watched the trainer was cancelled."""
+
+
+def test_a_later_attempt_goes_on_with_the_training_that_an_earlier_one_began(
+    settings: Settings, server: FakeServer, caplog: pytest.LogCaptureFixture
+):
+    from tide_platform.registry.mlflow_registry import DraftRegistry
+    from tide_platform.store.hidden_states import open_store
+
+    samples = capture(SAMPLES, "code", 3, target_digest(settings.target))  # type: ignore[arg-type]
+    renamed = [Sample(replace(s.meta, sample_id=f"2-{s.meta.sample_id}"), s.tensors) for s in samples]
+    open_store(settings).append(renamed, ["segment-3"])
+    ledger = Ledger(settings.ledger.url)
+    found = tick(settings, ledger, Dataset(settings), NoRuns())
+    assert found.request is not None
+    key = found.request.key
+    told: list[tuple[str, int]] = []
+
+    def cancelled(job: Path, on_step: Any, stop: Any) -> None:
+        def until_fifth(record: dict[str, Any]) -> None:
+            on_step(record)
+            if record["step"] == 5:
+                raise GivenUp
+
+        train(job, until_fifth, stop)
+
+    def watched(job: Path, on_step: Any, stop: Any) -> None:
+        train(job, lambda record: (told.append((record["event"], record["step"])), on_step(record)), stop)
+
+    with pytest.raises(GivenUp):
+        cycle.train_window(cycle.Turn(settings, ledger, key, "run-2", 1), cancelled)
+    assert ledger.release(ledger.get(key), "it was cancelled", 3).attempt == 2
+    trained = cycle.train_window(cycle.Turn(settings, ledger, key, "run-3", 2), watched)
+
+    past = [step for event, step in told if event == "past_step"]
+    assert past[:5] == [1, 2, 3, 4, 5] and told[len(past)] == ("step", len(past) + 1)
+    assert [step for _, step in told] == list(range(1, trained.summary["steps"] + 1))
+    registry = DraftRegistry(settings)
+    curve = registry._client.get_metric_history(trained.mlflow_run, "loss")
+    assert [point.step for point in curve] == [step for _, step in told]  # the whole run, not its end alone
+    waits = registry._client.get_metric_history(trained.mlflow_run, "wait_seconds")
+    assert len(waits) == len(curve) and not list((settings.state / "work").iterdir())
+    told_of = json.loads((champion.fetch_draft(settings, trained.challenger) / "tide.json").read_text())
+    assert (told_of["window"], told_of["attempt"], told_of["past_windows"]) == (str(key), 2, ["w00001"])
+    assert told_of["data"]["past"]["count"] > 0
+    ledger.close()

@@ -1,12 +1,14 @@
 """``tide draft``: make, train from scratch, bring in and check drafts."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from tide_platform.training.trainer import StepRecord
+    from tide_platform.config import Settings
+    from tide_platform.training.progress import StepRecord
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -86,31 +88,60 @@ def pretrain(
     held_out: Annotated[int, typer.Option(help="samples kept for measuring, at most")] = 64,
     batch_size: int = 8,
     seed: int = 0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="begin anew what was interrupted")] = False,
     config: Annotated[Path | None, typer.Option("--config", help="the deployment's configuration")] = None,
 ) -> None:
-    """Train a first draft from captured samples; prints and writes its held-out acceptance."""
+    """Train a first draft from captured samples; prints and writes its held-out acceptance. Interrupted, the
+    same command goes on.
+    """
+    from tide_platform.cli.train import Ended, Ending
     from tide_platform.config import load_settings
-    from tide_platform.store.hidden_states import open_store
-    from tide_platform.training.pretrain import PretrainPlan, pretrain
+    from tide_platform.training.progress import Stopped
 
+    ending = Ending()
+    ending.listen()
+    plan = (vocab_size, epochs_k1, epochs, lr_k1, lr, held_out, seed)
     settings = load_settings(config)
-    store = open_store(settings)
-    refs = store.refs(where="tenant = '{}'".format(tenant.replace("'", "''")))
-    plan = PretrainPlan(vocab_size, epochs_k1, epochs, lr_k1, lr, held_out, seed)
-    typer.echo(f"loading {len(refs)} samples of tenant {tenant}")
-    aux_layer_ids = store.stream_meta().aux_layer_ids if refs else ()
-    figures = pretrain(
-        list(store.load(refs)),
-        target,
-        aux_layer_ids,
-        out,
-        plan,
-        settings.training.model_copy(update={"batch_size": batch_size}),
-        on_step=_progress,
-        say=typer.echo,
-    )
+    settings.training.batch_size = batch_size
+    try:
+        figures = _pretrain(settings, target, out, tenant, plan, fresh, ending.asked)
+    except Ended:
+        ending.leave(f"{out}: ended at once; the same command goes on")
+    except Stopped as error:
+        ending.leave(f"{out}: {error}, all of them kept; the same command goes on from there")
     typer.echo(
         f"{out}: {figures['digest']}, held-out acceptance length {figures['held_out']['acceptance_length']}"
+    )
+
+
+def _pretrain(
+    settings: "Settings",
+    target: Path,
+    out: Path,
+    tenant: str,
+    plan: tuple[Any, ...],
+    fresh: bool,
+    stop: Callable[[], bool],
+) -> dict[str, Any]:
+    from tide_platform.store.hidden_states import open_store
+    from tide_platform.training.pretrain import Hooks, PretrainPlan, TooFewSamples, pretrain
+    from tide_platform.training.samples import StoredSamples
+
+    store = open_store(settings)
+    version = store.tip().version
+    refs = store.refs(version or None, "tenant = '{}'".format(tenant.replace("'", "''")))
+    if not refs:
+        raise TooFewSamples(0, 20)
+    typer.echo(f"{len(refs)} samples of tenant {tenant}, version {version} of the dataset")
+    return pretrain(
+        StoredSamples(store, refs, version),
+        target,
+        store.stream_meta().aux_layer_ids,
+        out,
+        PretrainPlan(*plan),
+        settings.training,
+        Hooks(_progress, typer.echo, stop),
+        fresh,
     )
 
 

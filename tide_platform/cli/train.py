@@ -6,46 +6,92 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 if TYPE_CHECKING:
     from tide_platform.training.job import TrainResult
-    from tide_platform.training.trainer import StepRecord
+    from tide_platform.training.progress import StepRecord
 
-TERMINATED = 128 + signal.SIGTERM
+_BY_SIGNAL = 128  # exit status of a process ended by signal n: 128 + n
 
 
-class _Terminated(BaseException):
+class Ended(BaseException):
     """Raised by the signal handler, so that nothing mistakes it for an error of its own."""
 
 
-def command(job: Annotated[Path, typer.Option("--job", help="a training job (JSON)")]) -> None:
-    """Fine-tune a draft as a job file says; writes the checkpoint and result.json into the job's folder."""
-    from tide_platform.training.job import TrainJob, run_job
+@dataclass
+class Ending:
+    """SIGTERM or Ctrl-C: at once before the first step, after the step in hand while training; a second one
+    at once whenever.
+    """
 
-    signal.signal(signal.SIGTERM, _terminate)
+    by: signal.Signals | None = None
+    _training: bool = field(default=False, repr=False)
+
+    def listen(self) -> None:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, self._handle)
+
+    def asked(self) -> bool:
+        """For the optimizer loop: whoever asks, ends by itself."""
+        self._training = True
+        return self.by is not None
+
+    def leave(self, text: str) -> NoReturn:
+        """Says it and exits as a process does that a signal ended."""
+        by = self.by or signal.SIGTERM
+        print(f"error: {by.name}: {text}", file=sys.stderr)
+        raise typer.Exit(_BY_SIGNAL + by)
+
+    def _handle(self, number: int, _frame: object) -> None:
+        at_once = self.by is not None or not self._training
+        self.by = signal.Signals(number)
+        if at_once:
+            raise Ended
+
+
+def command(
+    job: Annotated[Path, typer.Option("--job", help="a training job (JSON)")],
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="begin anew, also where a run in the job's folder could go on")
+    ] = False,
+) -> None:
+    """Fine-tune a draft as a job file says; writes the checkpoint and result.json into the job's folder. A
+    run that was interrupted goes on.
+    """
+    from tide_platform.training.job import TrainJob
+    from tide_platform.training.progress import Stopped
+
+    ending = Ending()
+    ending.listen()
     try:
-        with _reporting() as (on_step, on_result):
-            on_result(run_job(TrainJob.read(job), on_step))
-    except _Terminated:
-        print(
-            f"error: {job}: ended by SIGTERM; no checkpoint was written, run the job again", file=sys.stderr
-        )
-        raise typer.Exit(TERMINATED) from None
+        with _reporting() as report:
+            from tide_platform.training.run import run_job
+
+            read = TrainJob.read(job)
+            report.done(run_job(read, report.step, on_past=report.past, fresh=fresh, stop=ending.asked))
+    except Ended:
+        ending.leave(f"{job}: ended at once; `tide train --job {job}` goes on")
+    except Stopped as error:
+        ending.leave(f"{job}: {error}, all of them kept; `tide train --job {job}` goes on from there")
 
 
-def _terminate(_signal: int, _frame: object) -> None:
-    raise _Terminated
+@dataclass(frozen=True)
+class Report:
+    """Where progress goes."""
+
+    step: "Callable[[StepRecord], None]"
+    past: "Callable[[list[StepRecord]], None]"  # steps of earlier processes of this run
+    done: "Callable[[TrainResult], None]"
 
 
 @contextmanager
-def _reporting() -> "Iterator[tuple[Callable[[StepRecord], None], Callable[[TrainResult], None]]]":
-    """Where progress goes: Dagster Pipes when its context is there, a progress bar on a terminal, else JSON
-    lines.
-    """
+def _reporting() -> Iterator[Report]:
+    """Dagster Pipes when its context is there, a progress bar on a terminal, else JSON lines."""
     if os.environ.get("DAGSTER_PIPES_CONTEXT"):
         from dagster_pipes import open_dagster_pipes
 
@@ -54,43 +100,55 @@ def _reporting() -> "Iterator[tuple[Callable[[StepRecord], None], Callable[[Trai
             def to_pipes(record: "StepRecord") -> None:
                 if record.step == record.steps or record.step % max(1, record.steps // 20) == 0:
                     pipes.log.info(_line(record))
-                _print({"event": "step", **record.to_json()})
+                _step(record)
+
+            def past(records: "list[StepRecord]") -> None:
+                pipes.log.info(f"goes on with a run of which {records[-1].step} steps were acknowledged")
+                _past(records)
 
             def done(result: "TrainResult") -> None:
                 pipes.report_asset_materialization(metadata=_metadata(result))
-                _print({"event": "done", **result.summary()})
+                _done(result)
 
-            yield to_pipes, done
+            yield Report(to_pipes, past, done)
     elif sys.stderr.isatty():
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (
-            "training",
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-        )
-        from rich.console import Console
-
-        with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task("loading samples", total=None)
-            yield (
-                lambda r: bar.update(task, completed=r.step, total=r.steps, description=_line(r)),
-                lambda result: _print(result.summary()),
-            )
+        with _bar() as update:
+            yield Report(update, lambda records: update(records[-1]), lambda r: _print(r.summary()))
     else:
-        yield (
-            lambda r: _print({"event": "step", **r.to_json()}),
-            lambda result: _print({"event": "done", **result.summary()}),
-        )
+        yield Report(_step, _past, _done)
+
+
+@contextmanager
+def _bar() -> "Iterator[Callable[[StepRecord], None]]":
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = ("training", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True)) as bar:
+        task = bar.add_task("reading the samples' lengths", total=None)
+        yield lambda r: bar.update(task, completed=r.step, total=r.steps, description=_line(r))
+
+
+def _step(record: "StepRecord") -> None:
+    _print({"event": "step", **record.to_json()})
+
+
+def _past(records: "list[StepRecord]") -> None:
+    for record in records:
+        _print({"event": "past_step", **record.to_json()})
+
+
+def _done(result: "TrainResult") -> None:
+    _print({"event": "done", **result.summary()})
 
 
 def _line(record: "StepRecord") -> str:
     accuracy = " ".join(f"{a:.2f}" for a in record.accuracy)
     speed = record.tokens / max(record.seconds, 1e-9)
     return (
-        f"step {record.step}/{record.steps} loss {record.loss:.3f} accuracy {accuracy} ({speed:.0f} tokens/s)"
+        f"step {record.step}/{record.steps} loss {record.loss:.3f} accuracy {accuracy} "
+        f"({speed:.0f} tokens/s, waited {record.wait_seconds:.2f} s of "
+        f"{record.wait_seconds + record.compute_seconds:.2f})"
     )
 
 

@@ -127,7 +127,7 @@ class Window(Section):
 
 
 class Training(Section):
-    """Fine-tuning in the cycle."""
+    """Training of drafts (see docs/training.md)."""
 
     unroll_steps: int = Field(default=3, ge=1, le=8)  # draft steps the objective unrolls (design: K)
     # what the draft learns from: captured top-K, or the captured last hidden state through the target's head
@@ -135,13 +135,23 @@ class Training(Section):
     epochs: int = Field(default=4, ge=1)
     batch_size: int = Field(default=8, ge=1)  # samples an optimizer step
     learning_rate: float = Field(default=3e-4, gt=0)
-    warmup_ratio: float = Field(default=0.05, ge=0, lt=1)
-    min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
+    lr_schedule: Literal["cosine", "constant"] = "cosine"  # after the warm-up
+    warmup_ratio: float = Field(default=0.05, ge=0, lt=1)  # of the steps
+    min_lr_ratio: float = Field(default=0.1, ge=0, le=1)  # where the cosine ends, of learning_rate
     max_grad_norm: float = Field(default=1.0, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     max_length: int = Field(default=1024, ge=16)  # tokens of a sample used in training
     # reference samples replayed for each sample of the window
     reference_ratio: float = Field(default=1.0, ge=0)
+    # samples of earlier windows replayed for each sample of the window
+    past_window_ratio: float = Field(default=0.25, ge=0)
+    # of the samples may be left out because they are damaged; more end the run
+    max_damaged_share: float = Field(default=0.1, ge=0, le=1)
+    # between checkpoints; a run that dies computes so much again and loses nothing. 0: after every step, as
+    # far as that takes less than 5 % of the time
+    checkpoint_seconds: float = Field(default=60.0, ge=0)
+    prefetch_steps: int = Field(default=4, ge=1)  # steps whose samples are read ahead
+    cache_bytes: int = Field(default=2 << 30, ge=0)  # of samples kept in memory for later epochs
     autocast: bool = True  # bf16 matrix products, fp32 masters
     threads: int = Field(default=2, ge=1)
     seed: int = 0

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from tide_platform.config import Settings
 from tide_platform.control.champion import connect, ensure_champion, fetch_draft, served_digest, store_draft
-from tide_platform.control.dataset import WindowData, read_window
+from tide_platform.control.dataset import PastData, WindowData, read_past, read_window
 from tide_platform.control.hold import Hold, hold
 from tide_platform.control.ledger import Ledger, WindowRecord
 from tide_platform.control.progress import LiveMetrics
@@ -70,8 +70,9 @@ class Trained:
 def train_window(turn: Turn, command: TrainCommand) -> Trained:
     """Fine-tune the served draft on the window; store, register and name the challenger.
 
-    A checkpoint that an earlier attempt stored is taken as it is. Raises what the command, the store and the
-    registry raise, and the ledger's errors.
+    A checkpoint that an earlier attempt stored is taken as it is, and a run that an earlier attempt began is
+    gone on with, as long as parent, samples and settings are the same. Raises what the command, the store and
+    the registry raise, and the ledger's errors.
     """
     from tide_platform.registry.mlflow_registry import CHALLENGER, DraftRegistry
 
@@ -82,7 +83,8 @@ def train_window(turn: Turn, command: TrainCommand) -> Trained:
             return _already_trained(registry, record)
         champion = ensure_champion(turn.settings)
         data = read_window(turn.settings, record)
-        counts = {name: len(ids) for name, ids in vars(data.division).items()}
+        past = read_past(turn.settings, turn.ledger, record, data)
+        counts = {name: len(ids) for name, ids in vars(data.division).items()} | {"past": len(past.train)}
         run_id = registry.begin(
             str(turn.key),
             {
@@ -96,13 +98,14 @@ def train_window(turn: Turn, command: TrainCommand) -> Trained:
                 **turn.settings.training.model_dump(),
                 **{f"samples_{name}": count for name, count in counts.items()},
                 "samples_lost": data.lost,
+                "samples_lost_past": past.lost,
             },
         )
         done = False
         try:
-            work = turn.settings.state / "work" / f"{turn.key.deployment}-{turn.key.window}-{record.attempt}"
-            shutil.rmtree(work, ignore_errors=True)
-            job = _write_job(turn, record, data, champion.folder, work)
+            # one folder a window: a later attempt finds what an earlier one left
+            work = turn.settings.state / "work" / f"{turn.key.deployment}-{turn.key.window}"
+            job = _write_job(turn, record, data, past, champion.folder, work)
             with LiveMetrics(registry, run_id) as metrics:
                 command(job, metrics.on_step, held.lost.is_set)
             trained = _keep(turn, held, registry, run_id, champion.digest, work)
@@ -207,7 +210,9 @@ def status(settings: Settings) -> list[WindowStatus]:
         ledger.close()
 
 
-def _write_job(turn: Turn, record: WindowRecord, data: WindowData, parent: Path, work: Path) -> Path:
+def _write_job(
+    turn: Turn, record: WindowRecord, data: WindowData, past: PastData, parent: Path, work: Path
+) -> Path:
     from tide_platform.serving.target import resolve_target
     from tide_platform.training.job import TrainJob
 
@@ -218,9 +223,18 @@ def _write_job(turn: Turn, record: WindowRecord, data: WindowData, parent: Path,
         lance_version=data.version,
         train_sample_ids=data.division.train,
         reference_sample_ids=data.division.reference_train,
+        past_sample_ids=past.train,
         out=work.resolve(),
+        restart=True,
         seed=turn.settings.training.seed,
-        provenance={"window": str(record.key), "attempt": record.attempt, "dagster_run_id": turn.run_id},
+        provenance={
+            "window": str(record.key),
+            "window_samples_lost": data.lost,
+            "past_windows": past.windows,
+            "past_samples_lost": past.lost,
+            "attempt": record.attempt,
+            "dagster_run_id": turn.run_id,
+        },
     )
     path = work / "job.json"
     job.write(path)

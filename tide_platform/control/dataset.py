@@ -1,5 +1,7 @@
-"""The dataset as windows see it: its tip, new rows, and a window's samples."""
+"""The dataset as windows see it: its tip, new rows, a window's samples, and those of windows before it."""
 
+import math
+import random
 import threading
 from dataclasses import dataclass
 from functools import cache
@@ -9,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tide_platform.config import Settings, TideError
 from tide_platform.control.ledger import Ledger, WindowRecord
-from tide_platform.control.windows import REFERENCE_TENANT, Division, Ref, divide
+from tide_platform.control.windows import REFERENCE_TENANT, VALIDATION, Division, Ref, divide, halve
 
 if TYPE_CHECKING:
     from tide_platform.store.hidden_states import HiddenStates
@@ -24,6 +26,7 @@ class LedgerUnreachable(TideError):
         self.url = url
 
 
+PAST_WINDOWS = 16  # that a run draws from; read by range, so a long history costs no more
 _lock = threading.Lock()  # one thread at a time uses the store's handle
 
 
@@ -93,8 +96,7 @@ def read_window(settings: Settings, record: WindowRecord) -> WindowData:
 
     store = open_store(settings)
     newest = store.tip().version
-    own = f"_rowid > {record.after_row} AND " if record.after_row >= 0 else ""
-    where = f"({own}_rowid <= {record.last_row}) OR tenant = '{REFERENCE_TENANT}'"
+    where = f"{_rows_of(record)} OR tenant = '{REFERENCE_TENANT}'"
     for version in (record.lance_version, newest):
         try:
             refs = store.refs(version, where)
@@ -106,3 +108,47 @@ def read_window(settings: Settings, record: WindowRecord) -> WindowData:
             break
     division = divide(record.key.deployment, samples, reference, settings.window.validation_share)
     return WindowData(division, version, record.samples - len(samples))
+
+
+@dataclass(frozen=True)
+class PastData:
+    """Samples of earlier windows that a run may replay."""
+
+    train: list[str]
+    windows: list[str]  # that they were drawn from
+    lost: int  # samples of these windows that expired since
+
+
+def read_past(settings: Settings, ledger: Ledger, record: WindowRecord, data: WindowData) -> PastData:
+    """As many training samples of earlier windows as all epochs of a run on ``record`` can take
+    (``training.past_window_ratio``), drawn by the seed, at the version of the window's own ``data``.
+
+    A sample that was kept for validation in its window is never among them. Raises what the store raises.
+    """
+    from tide_platform.store.hidden_states import open_store
+
+    training = settings.training
+    wanted = math.ceil(training.past_window_ratio * len(data.division.train)) * training.epochs
+    earlier = [past for past in ledger.windows(settings.deployment) if past.last_row <= record.after_row]
+    if not wanted or not earlier:
+        return PastData([], [], 0)
+    draw = random.Random(f"{record.key}:{training.seed}")
+    chosen = sorted(draw.sample(earlier, min(PAST_WINDOWS, len(earlier))), key=lambda past: past.key.window)
+    ranges = " OR ".join(_rows_of(past) for past in chosen)
+    refs = open_store(settings).refs(data.version, f"({ranges}) AND tenant != '{REFERENCE_TENANT}'")
+    train: list[str] = []
+    lost = 0
+    for past in chosen:
+        own = [ref for ref in refs if past.after_row < ref.row_id <= past.last_row]
+        lost += past.samples - len(own)
+        _, of_window = halve(own, settings.window.validation_share, VALIDATION)
+        train += [ref.sample_id for ref in of_window]
+    return PastData(
+        sorted(draw.sample(train, min(wanted, len(train)))), [past.key.window for past in chosen], lost
+    )
+
+
+def _rows_of(record: WindowRecord) -> str:
+    """SQL: the window's range of row ids, which are unsigned."""
+    after = f"_rowid > {record.after_row} AND " if record.after_row >= 0 else ""
+    return f"({after}_rowid <= {record.last_row})"

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from tide_platform.registry.mlflow_registry import DraftRegistry
 
 EVERY_S = 3.0
-_PLAIN = ("loss", "learning_rate", "grad_norm", "tokens", "epoch")
+_PLAIN = ("learning_rate", "tokens", "epoch", "samples", "wait_seconds", "compute_seconds")
+_OF_SAMPLES = ("loss", "grad_norm")  # a step of which no sample was usable has none
 
 
 class LiveMetrics:
@@ -32,10 +33,13 @@ class LiveMetrics:
             self._flush()
 
     def on_step(self, record: dict[str, Any]) -> None:
-        """One optimizer step's record (fields of ``training.trainer.StepRecord``)."""
+        """One optimizer step's record (fields of ``training.progress.StepRecord``)."""
         values = {name: float(record[name]) for name in _PLAIN}
-        for name in ("losses", "accuracy"):
-            values |= {f"{name}.step_{j}": float(value) for j, value in enumerate(record[name], start=1)}
+        values["tokens_per_second"] = record["tokens"] / max(record["seconds"], 1e-9)
+        if record["samples"]:
+            values |= {name: float(record[name]) for name in _OF_SAMPLES}
+            for name in ("losses", "accuracy"):
+                values |= {f"{name}.step_{j}": float(value) for j, value in enumerate(record[name], start=1)}
         self._points.append(Point(record["step"], values, time.time()))
         if time.monotonic() - self._logged_at >= EVERY_S:
             try:

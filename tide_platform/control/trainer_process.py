@@ -36,7 +36,8 @@ def run_trainer(
     on_step: Callable[[dict[str, Any]], None],
     stop: Callable[[], bool],
 ) -> None:
-    """Run ``argv``, which prints JSON lines; each step's record goes to ``on_step``, every line to stdout.
+    """Run ``argv``, which prints JSON lines; each step's record, also of steps that an earlier process of the
+    same run did, goes to ``on_step``, every line to stdout.
 
     ``stop()`` is asked about once a second; true ends the trainer early. Raises :class:`TrainingFailed`.
     Whatever ends this function ends the process.
@@ -45,7 +46,7 @@ def run_trainer(
     with _process(argv, env) as process:
         for line in _lines(process, stop):
             record = _record(line)
-            if record is not None and record.get("event") == "step":
+            if record is not None and record.get("event") in ("step", "past_step"):
                 on_step(record)
             elif record is None and line.strip():
                 last.append(line.strip())

@@ -11,7 +11,7 @@ another's. A request that may not be kept is in no dataset, so it gives nothing 
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -46,19 +46,22 @@ def fill_prefixes(samples: Sequence[Sample], donors: Iterable[Sample] = ()) -> l
     return [_filled(s, [wanted[k] for k in of_sample]) for s, of_sample in zip(samples, keys, strict=True)]
 
 
+def _keys(sample: Sample, count: int) -> list[Key]:
+    return list(prefix_keys(sample.meta.tenant, sample.tensors["input_ids"][:count]))
+
+
 def _missing(sample: Sample) -> int:
     """How many positions from the first token on have no row."""
     rows = sample.tensors["row_pos"]
     return 0 if sample.meta.start_pos or not len(rows) else int(rows[0])
 
 
-def _keys(sample: Sample, count: int) -> list[Key]:
-    digest = hashlib.blake2b(f"{sample.meta.tenant}\n".encode(), digest_size=16)
-    keys = []
-    for token in sample.tensors["input_ids"][:count]:
+def prefix_keys(tenant: str, tokens: np.ndarray) -> Iterator[Key]:
+    """For each position p of ``tokens`` (from a request's first token on) the key of the tokens 0 .. p."""
+    digest = hashlib.blake2b(f"{tenant}\n".encode(), digest_size=16)
+    for token in tokens:
         digest.update(int(token).to_bytes(4, "little"))
-        keys.append(digest.digest())
-    return keys
+        yield digest.digest()
 
 
 def _filled(sample: Sample, rows: list[np.ndarray | None]) -> Sample:

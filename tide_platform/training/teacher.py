@@ -221,6 +221,25 @@ def restricted_head(target_head_VH: torch.Tensor, draft: Eagle3Draft) -> torch.T
     return target_head_VH[ids.to(target_head_VH.device)]
 
 
+@dataclass(frozen=True)
+class Heads:
+    """What the teacher ``last_hidden`` needs of the target; of the teacher ``topk``, nothing."""
+
+    whole_VH: torch.Tensor | None = None  # all of the target's vocabulary
+    restricted_VH: torch.Tensor | None = None  # the draft's vocabulary
+
+    @classmethod
+    def of(cls, kind: TeacherKind, target: TargetParts, draft: Eagle3Draft) -> "Heads":
+        """Raises :class:`HeadNotLinear`."""
+        if kind == "topk":
+            return cls()
+        whole_VH = target_head(target)
+        return cls(whole_VH, restricted_head(whole_VH, draft))
+
+
+NO_HEADS = Heads()  # of the teacher `topk`
+
+
 def finite_bf16(bits: np.ndarray) -> bool:
     """No infinity and no NaN among bf16 bit patterns: none has all its exponent bits set."""
     return not (bits & 0x7F80 == 0x7F80).any()

@@ -13,12 +13,18 @@ import pytest
 from tiny import AUX_LAYERS, TINY, prompts, say, tiny_parts
 
 from tide_platform.capture.record import StreamMeta
-from tide_platform.config import Settings, TideError, draft_digest
+from tide_platform.config import Settings, TideError, draft_digest, target_digest
+from tide_platform.config.locks import LockHeld, locked
 from tide_platform.draft.checkpoint import load_draft, new_draft, save_draft
+from tide_platform.draft.vocab import map_digest
 from tide_platform.evaluation.acceptance import acceptance_length
 from tide_platform.evaluation.replay import replay
 from tide_platform.store.hidden_states import open_store
-from tide_platform.training.job import BadJob, TrainJob, run_job
+from tide_platform.training.data import NothingToTrain
+from tide_platform.training.job import BadJob, TrainJob
+from tide_platform.training.progress import Stopped
+from tide_platform.training.recovery import ResumeRefused
+from tide_platform.training.run import plan_job, run_job
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +65,14 @@ def test_run(job: TrainJob) -> None:
     samples = say(prompts(16, seed=4), 40)
     lengths = [acceptance_length(replay(d, tiny_parts(), samples, 2), 2) for d in (before, after)]
     assert lengths[1] > lengths[0] + 0.2
-    provenance = json.loads((result.folder / "tide.json").read_text())
-    assert (provenance["window"], provenance["parent"]) == ("w7", result.parent_digest)
+    told = json.loads((result.folder / "tide.json").read_text())
+    assert (told["window"], told["parent"]) == ("w7", result.parent_digest)
+    assert told["data"]["window"]["row_ids"] == [[0, 23]] and told["data"]["window"]["count"] == 24
+    assert told["data"]["reference"]["row_ids"] == [[24, 31]] and told["data"]["past"]["count"] == 0
+    assert told["map_digest"] == map_digest(before.d2t.numpy())
+    assert told["target_digest"] == target_digest(TINY)
+    assert told["code"]["version"] and told["machine"]["torch"] and told["seed"] == 3
+    assert told["training"] == job.settings.training.model_dump() and told["skipped"] == {}
     written = json.loads((job.out / "result.json").read_text())
     assert written["digest"] == result.digest and len(written["history"]) == result.steps
 
@@ -72,20 +84,57 @@ def test_the_same_job_gives_the_same_draft(job: TrainJob) -> None:
     assert len(digests) == 1
 
 
-def test_reference_share_is_drawn_by_the_seed(job: TrainJob) -> None:
-    many = job.model_copy(update={"reference_sample_ids": [f"r{i}" for i in range(40)]})
-    assert len(many.sample_ids()) == 24 + 12
-    assert many.sample_ids() == many.sample_ids() != many.model_copy(update={"seed": 4}).sample_ids()
+def changed(
+    job: TrainJob, out: Path, training: dict[str, object] | None = None, **fields: object
+) -> TrainJob:
+    settings = job.settings.model_copy(deep=True)
+    for name, value in (training or {}).items():
+        setattr(settings.training, name, value)
+    return job.model_copy(update={"out": out, "settings": settings, **fields})
 
 
-def command(job_file: Path, **environment: str) -> subprocess.Popen[str]:
+def test_reference_and_past_are_drawn_anew_each_epoch(job: TrainJob, tmp_path: Path) -> None:
+    ids = [*job.train_sample_ids, *job.reference_sample_ids]
+    ratios = {"reference_ratio": 0.3, "past_window_ratio": 0.2, "epochs": 3}
+    both = changed(
+        job, tmp_path, ratios, train_sample_ids=ids[:10], reference_sample_ids=ids[10:20],
+        past_sample_ids=[*ids[20:], "expired"],
+    )  # fmt: skip
+    store = open_store(job.settings)
+    planned = plan_job(both, store)
+    names = [planned.refs[i].sample_id for i in planned.pool]
+    of_epochs = [
+        [names[i] for step in planned.plan.steps if step.epoch == epoch for i in step.samples]
+        for epoch in range(3)
+    ]
+    assert [len(epoch) for epoch in of_epochs] == [10 + 3 + 2] * 3
+    assert all(set(ids[:10]) < set(epoch) for epoch in of_epochs)
+    replayed = [name for epoch in of_epochs for name in epoch if name not in ids[:10]]
+    assert len(set(replayed)) == len(replayed) == 15  # others each time, while there are any
+    assert planned.expired == {"reference": 0, "past": 1}
+    assert {part: len(refs) for part, refs in planned.parts.items()} == {
+        "window": 10, "reference": 9, "past": 6,
+    }  # fmt: skip
+    assert plan_job(both, store).plan == planned.plan
+    assert plan_job(both.model_copy(update={"seed": 4}), store).plan.digest != planned.plan.digest
+
+
+def test_a_window_that_teaches_nothing_is_named_before_any_tensor_is_read(
+    job: TrainJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("tide_platform.store.reading.load_batch")
+    with pytest.raises(NothingToTrain, match=r"24 x its response begins behind training\.max_length"):
+        run_job(changed(job, tmp_path / "out", {"max_length": 20}))
+
+
+def command(job_file: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
     code = "from tide_platform.cli.train import command; import typer; typer.run(command)"
     script = (
         "import sys\nfrom tide_platform.config import TideError\n"
         f"try:\n    {code}\nexcept TideError as error:\n    sys.exit(f'error: {{error}}')"
     )
     return subprocess.Popen(
-        [sys.executable, "-c", script, "--job", str(job_file)],
+        [sys.executable, "-c", script, "--job", str(job_file), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -104,18 +153,78 @@ def test_command_prints_one_json_line_at_a_time(job: TrainJob, tmp_path: Path) -
     assert lines[-1]["digest"] == draft_digest(tmp_path / "out" / "draft")
 
 
-def test_sigterm_ends_it_clearly(job: TrainJob, tmp_path: Path) -> None:
-    long = job.model_copy(update={"out": tmp_path / "out", "settings": job.settings.model_copy(deep=True)})
-    long.settings.training.epochs = 10_000
+def events(out: str) -> list[tuple[str, int]]:
+    lines = [json.loads(line) for line in out.splitlines()]
+    return [(line["event"], line.get("step", 0)) for line in lines]
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(job: TrainJob, tmp_path: Path) -> None:
+    """Ended in its middle, then run again: the same draft as undisturbed; run a third time: nothing to do."""
+    long = changed(job, tmp_path / "out", {"epochs": 25})
     long.write(tmp_path / "job.json")
     process = command(tmp_path / "job.json")
-    assert process.stdout and "step" in process.stdout.readline()
-    began = time.monotonic()
+    assert process.stdout
+    first = process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 143 and time.monotonic() - began < 30
-    assert err.strip().splitlines()[-1].startswith("error: ") and "SIGTERM" in err and "Traceback" not in err
-    assert not (tmp_path / "out").exists()
+    began = time.monotonic()
+    rest, err = process.communicate(timeout=60)
+    assert process.returncode == 143 and time.monotonic() - began < 30, err
+    told = events(first + rest)
+    last = told[-1][1]
+    assert told == [("step", i) for i in range(1, last + 1)] and last < 100
+    said = err.strip().splitlines()[-1]
+    assert said.startswith("error: SIGTERM: ") and f"after step {last} of 100" in said and "goes on" in said
+    assert "Traceback" not in err and not (tmp_path / "out" / "draft").exists()
+    assert list((tmp_path / "out" / "run").glob("step-*/COMPLETE"))
+
+    out, err = command(tmp_path / "job.json").communicate(timeout=120)
+    past, new = [("past_step", i) for i in range(1, last + 1)], [("step", i) for i in range(last + 1, 101)]
+    assert events(out) == [*past, *new, ("done", 0)], err
+    undisturbed = run_job(changed(long, tmp_path / "undisturbed"))
+    digest = json.loads(out.splitlines()[-1])["digest"]
+    assert digest == undisturbed.digest == draft_digest(tmp_path / "out" / "draft")
+    assert not list((tmp_path / "out" / "run").glob("step-*"))
+
+    written = (tmp_path / "out" / "result.json").stat().st_mtime_ns
+    again = run_job(long)
+    assert again.digest == digest and (tmp_path / "out" / "result.json").stat().st_mtime_ns == written
+
+
+def test_another_parent_or_order_is_refused_by_name_or_begun_anew(job: TrainJob, tmp_path: Path) -> None:
+    def stopped(which: TrainJob) -> None:
+        polls = iter([False] * 5)
+        with pytest.raises(Stopped):
+            run_job(which, stop=lambda: next(polls, True))
+
+    mine = changed(job, tmp_path / "out")
+    stopped(mine)
+    save_draft(tmp_path / "other", new_draft(tiny_parts(), np.arange(30, 150), AUX_LAYERS), {})
+    parent = changed(job, tmp_path / "out", parent=tmp_path / "other")
+    with pytest.raises(ResumeRefused, match=r"map was \w+, now is \w+; parent was \w+") as refused:
+        run_job(parent)
+    assert {"map", "parent"} == set(refused.value.differing)
+    order = changed(job, tmp_path / "out", train_sample_ids=job.train_sample_ids[::-1])
+    with pytest.raises(ResumeRefused, match="order of samples"):
+        run_job(order)
+    with pytest.raises(ResumeRefused, match=r"training\.lr_schedule was cosine, now is constant"):
+        run_job(changed(job, tmp_path / "out", {"lr_schedule": "constant"}))
+
+    steps: list[int] = []
+    past: list[int] = []
+    begun = changed(parent, tmp_path / "out", {"epochs": 1}, restart=True)
+    run_job(begun, lambda r: steps.append(r.step), on_past=lambda records: past.append(len(records)))
+    assert steps == [1, 2, 3, 4] and past == []
+    stopped(changed(mine, tmp_path / "fresh"))
+    run_job(changed(parent, tmp_path / "fresh", {"epochs": 1}), fresh=True)
+
+
+def test_one_process_at_a_time_trains_in_a_folder(
+    job: TrainJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tide_platform.training.run._LOCK_WAIT_S", 0.1)
+    (tmp_path / "out").mkdir()
+    with locked(tmp_path / "out" / ".lock"), pytest.raises(LockHeld):
+        run_job(changed(job, tmp_path / "out"))
 
 
 def test_dagster_pipes_hears_of_it(job: TrainJob, tmp_path: Path) -> None:
