@@ -22,7 +22,6 @@ from tide_platform.capture.split import kept_whole
 from tide_platform.corpus.append import append_new, stored_ids
 from tide_platform.corpus.errors import StatesNotFinite
 from tide_platform.corpus.prepared import Example, Header, read_examples
-from tide_platform.draft.config import read_config, text_config
 from tide_platform.draft.target_model import TargetModel
 from tide_platform.engine.teacher import bf16_bits, teacher_rows
 from tide_platform.store.hidden_states import HiddenStates
@@ -51,8 +50,8 @@ class FeatureCounts:
     answers: int = 0
     appended: int = 0
     known: int = 0  # the dataset holds them already
-    too_short: int = 0  # fewer than two tokens: no draft step to learn from
-    tokens: int = 0  # of the appended samples
+    too_short: int = 0  # fewer than two tokens, or nothing before it: no draft step to learn from
+    tokens: int = 0  # of the samples that were made
     response_tokens: int = 0
 
 
@@ -177,10 +176,10 @@ def run_batch(
         _require_finite(hidden_RH, answer, answer.start, "last hidden states", dtype)
         emitted_R = torch.from_numpy(answer.input_ids[answer.start + 1 :]).to(device)
         parts = []
-        for hidden, emitted in zip(hidden_RH.split(_HEAD_ROWS), emitted_R.split(_HEAD_ROWS), strict=True):
-            logits_RV = target.logits(hidden)
-            _require_finite(logits_RV, answer, answer.start, "logits", dtype)
-            parts.append(teacher_rows(logits_RV, stream.teacher_k, emitted))
+        for at in range(0, len(emitted_R), _HEAD_ROWS):
+            logits_RV = target.logits(hidden_RH[at : at + _HEAD_ROWS])
+            _require_finite(logits_RV, answer, answer.start + at, "logits", dtype)
+            parts.append(teacher_rows(logits_RV, stream.teacher_k, emitted_R[at : at + _HEAD_ROWS]))
         tensors = {
             "input_ids": answer.input_ids.astype(np.int32),
             "row_pos": np.arange(end - 1, dtype=np.int32),
@@ -233,9 +232,3 @@ def _require_finite(states: torch.Tensor, answer: Answer, first: int, what: str,
     if not bool(finite.all()):
         at = first + int((~finite).nonzero()[0])
         raise StatesNotFinite(answer.sample_id, what, at, dtype)
-
-
-def stream_of(folder: Path, digest: str, aux_layer_ids: tuple[int, ...], teacher_k: int) -> StreamMeta:
-    """What all samples of this target have in common, as its server would say it."""
-    config = text_config(read_config(folder))
-    return StreamMeta(digest, config["hidden_size"], config["vocab_size"], aux_layer_ids, teacher_k)

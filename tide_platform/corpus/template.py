@@ -59,7 +59,7 @@ class ChatTemplate:
         self.digest = _sha256(self.source)
         self.tokenizer_digest = _sha256(self.tokenizer.backend_tokenizer.to_str())
         self.marks_answers = bool(_GENERATION.search(self.source))
-        self.end_ids = _end_ids(folder, self.tokenizer)
+        self.end_ids = end_token_ids(folder)
         if not self.marks_answers:
             try:
                 self._span(self.render(_PROBE), _PROBE, 1, None)
@@ -168,8 +168,9 @@ class _refusals:
             raise BadRecord(f"template: {error}") from error
 
 
-def _end_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
-    """Tokens that end an answer: the server generates nothing behind them."""
+def end_token_ids(folder: Path) -> frozenset[int]:
+    """Tokens that end an answer of this target: its server generates nothing behind them."""
+    tokenizer = load_tokenizer(folder.resolve())
     path = folder / "generation_config.json"
     named = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
     named = named if isinstance(named, list) else [named]
