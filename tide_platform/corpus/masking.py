@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer, processors
 
 
 @dataclass(frozen=True)
@@ -19,18 +20,29 @@ class Masked:
     merged: int = 0  # tokens across the edge of an answer: they count as prompt
 
 
+def exact_offsets(tokenizer: Any) -> Tokenizer:
+    """A fast tokenizer of transformers without what it does behind tokenising: adding special tokens (the
+    template writes them), cutting, padding, and reporting tokens without the space that they begin with.
+    """
+    exact = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    exact.post_processor = processors.Sequence([])  # type: ignore[assignment]
+    exact.no_truncation()
+    exact.no_padding()
+    return exact
+
+
 def mask_text(
-    tokenizer: Any, text: str, spans: Sequence[tuple[int, int]], end_ids: Collection[int]
+    tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int]], end_ids: Collection[int]
 ) -> Masked:
     """A token is a response iff all its characters lie in one of ``spans`` (in characters, ascending).
+    ``tokenizer``: of :func:`exact_offsets`.
 
     What a template writes behind an answer's end token (one of ``end_ids``), a line break mostly, is never
     generated and so is no response.
     """
-    # texts longer than the model's context are cut later, and said
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    ids = np.array(encoded["input_ids"], np.int64)
-    starts, ends = _covered(np.array(encoded["offset_mapping"], np.int64).reshape(-1, 2))
+    encoded = tokenizer.encode(text, add_special_tokens=False)
+    ids = np.array(encoded.ids, np.int64)
+    starts, ends = _covered(np.array(encoded.offsets, np.int64).reshape(-1, 2))
     mask, merged = np.zeros(len(ids), bool), 0
     for first, last in spans:
         inside = (starts >= first) & (ends <= last) & (ends > starts)
@@ -64,9 +76,7 @@ def spans_of(mask: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _covered(offsets_T2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and ends such that no character is left out: some tokenizers report a token without the space
-    that it begins with, and that space may lie before an answer.
-    """
+    """Starts and ends such that no character is left out: what a tokenizer drops goes to the token behind."""
     starts, ends = offsets_T2[:, 0].copy(), np.maximum.accumulate(offsets_T2[:, 1])
     before = np.concatenate([[0], ends[:-1]])
     return np.minimum(starts, before), ends

@@ -160,7 +160,7 @@ class Masker:
             if rendered.fell_back:
                 self.counts.last_turn_only += 1
                 self.counts.last_turn_reason = self.counts.last_turn_reason or rendered.fell_back
-        return mask_text(template.tokenizer, text, spans, template.end_ids)
+        return mask_text(template.exact, text, spans, template.end_ids)
 
     def _tokens(self, record: Tokens) -> Masked:
         if record.loss_mask is None:

@@ -15,6 +15,7 @@ from typing import Any
 from tide_platform.config import TideError
 from tide_platform.corpus.errors import BadRecord, NoMarkers, NoOffsets, TemplateNotIncremental
 from tide_platform.corpus.formats import Conversation
+from tide_platform.corpus.masking import exact_offsets
 from tide_platform.corpus.messages import answers
 from tide_platform.serving.chat import load_tokenizer
 
@@ -52,6 +53,7 @@ class ChatTemplate:
         self.tokenizer = load_tokenizer(folder.resolve())
         if not self.tokenizer.is_fast:
             raise NoOffsets(folder)
+        self.exact = exact_offsets(self.tokenizer)
         try:
             self.source: str = self.tokenizer.get_chat_template()
         except ValueError as error:
