@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from tide_platform.corpus.errors import NotPrepared, ResumeMismatch
+from tide_platform.corpus.errors import ForeignOutput, ResumeMismatch
 from tide_platform.corpus.prepared import header_path, write_json
 
 FORMAT_VERSION = 1
@@ -19,7 +19,9 @@ class Answers:
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]):
-        """Raises :class:`ResumeMismatch` where ``path`` was begun with other settings."""
+        """Raises :class:`ResumeMismatch` where ``path`` was begun with other settings, :class:`ForeignOutput`
+        where it holds no answers.
+        """
         self.path, self.errors_path = path, path.with_name(path.name + ".errors.jsonl")
         self._settings = dict(settings) | {"format_version": FORMAT_VERSION}
         self.done = self._resume()
@@ -71,9 +73,7 @@ class Answers:
                 try:
                     done.add(json.loads(line)["id"])
                 except (ValueError, KeyError, TypeError) as error:
-                    raise NotPrepared(
-                        self.path, f"a line of it is no regenerated answer ({error})"
-                    ) from error
+                    raise ForeignOutput(self.path, f"a line of it is no answer ({error})") from error
                 whole += len(line)
         os.truncate(self.path, whole)
         return done
@@ -82,9 +82,7 @@ class Answers:
         try:
             before = json.loads(header_path(self.path).read_text())
         except (OSError, ValueError) as error:
-            raise NotPrepared(
-                self.path, f"it exists, and no run of this command began it ({error})"
-            ) from error
+            raise ForeignOutput(self.path, f"no run of this command began it ({error})") from error
         names = sorted(before.keys() | self._settings.keys())
         changed = {n: (before.get(n), self._settings.get(n)) for n in names}
         changed = {n: pair for n, pair in changed.items() if pair[0] != pair[1]}

@@ -175,6 +175,14 @@ class ResumeMismatch(CorpusError):
         self.changed = dict(changed)
 
 
+class ForeignOutput(CorpusError):
+    """A file where answers were to be written, which holds something else."""
+
+    def __init__(self, path: Path, why: str):
+        super().__init__(path, f"is in the way: {why}; give another --out, or remove it")
+        self.why = why
+
+
 class RegenerationFailed(TideError):
     """So many requests failed in a row that going on is pointless; what was answered is kept."""
 

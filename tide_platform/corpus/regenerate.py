@@ -243,7 +243,7 @@ async def _patiently(client: AsyncSglangClient, request: GenerateRequest) -> Gen
     async for attempt in AsyncRetrying(
         retry=retry_if_exception(busy),
         stop=stop_after_attempt(_ATTEMPTS),
-        wait=wait_exponential_jitter(initial=0.5, max=10),
+        wait=wait_exponential_jitter(multiplier=0.5, max=10),
         reraise=True,
     ):
         with attempt:
