@@ -190,7 +190,7 @@ class _Run:
         messages, tools = list(conversation.messages), conversation.tools
         for place in self._places(conversation):
             prompt = self.template.prompt_ids(messages[:place], tools)
-            generation = await self._ask(client, f"{name}-{place}", prompt)
+            generation = await self._ask(client, name, f"{name}-{place}", prompt)
             if not generation.text.strip():
                 raise BadRecord(f"the target's answer {place + 1} is empty")
             messages[place] = {"role": "assistant", "content": generation.text}
@@ -203,17 +203,26 @@ class _Run:
         prompt = tokens.input_ids[:start]
         if not prompt:
             raise BadRecord("its first token is a response already: there is no prompt")
-        generation = await self._ask(client, name, prompt)
+        generation = await self._ask(client, name, name, prompt)
         if not generation.output_ids:
             raise BadRecord("the target's answer is empty")
         answer = generation.output_ids[: generation.completion_tokens]
         return {"input_ids": prompt + answer, "loss_mask": [0] * len(prompt) + [1] * len(answer)}
 
-    async def _ask(self, client: AsyncSglangClient, rid: str, prompt: list[int]) -> Generation:
+    async def _ask(
+        self, client: AsyncSglangClient, conversation: str, rid: str, prompt: list[int]
+    ) -> Generation:
         """Raises :class:`BadRecord` for an aborted answer, and what the client raises."""
         plan, counts = self.plan, self.counts
+        consent = "allow" if plan.capture else "deny"
+        # all answers of a conversation are captured, or none
+        tide = {"train": consent, "tenant": plan.tenant, "conversation": conversation}
         request = GenerateRequest(
-            prompt, plan.max_new_tokens, plan.temperature, plan.capture, plan.tenant, f"data-{rid}"
+            prompt,
+            plan.max_new_tokens,
+            plan.temperature,
+            rid=f"data-{rid}",
+            sampling={"custom_params": {"tide": tide}},
         )
         generation = await _patiently(client, request)
         if generation.finish_reason == "abort":

@@ -106,12 +106,13 @@ def test_what_is_asked_of_the_server(tmp_path: Path, server: FakeServer, target:
     source = write_jsonl(tmp_path / "in.jsonl", [conversation("a", "b")])
     run(server, target, source, tmp_path / "out.jsonl", temperature=0.7, capture=False)
     (body,) = server.bodies
+    name = lines(tmp_path / "out.jsonl")[0]["id"]
     assert body["sampling_params"] == {
         "temperature": 0.7,
         "max_new_tokens": 16,
-        "custom_params": {"tide": {"train": "deny", "tenant": "file"}},
+        "custom_params": {"tide": {"train": "deny", "tenant": "file", "conversation": name}},
     }
-    assert body["rid"] == f"data-{lines(tmp_path / 'out.jsonl')[0]['id']}-1"
+    assert body["rid"] == f"data-{name}-1"
 
 
 def test_only_the_last_answer_where_that_is_asked(tmp_path: Path, server: FakeServer, target: Path):
