@@ -8,6 +8,8 @@ prompt must be the beginning of the text of the whole conversation.
 import hashlib
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,9 +140,7 @@ class ChatTemplate:
             raise _Parted(f"the turn of message {place + 1} is shorter than its prompt")
         return len(prompt), len(turn)
 
-    def _marked(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
-    ) -> tuple[str, list[tuple[int, int]]]:
+    def _marked(self, messages: list[dict[str, Any]], tools: Any) -> tuple[str, list[tuple[int, int]]]:
         """By the template's own ``{% generation %}``: what apply_chat_template's
         ``return_assistant_tokens_mask`` is made from, before it becomes tokens.
         """
@@ -157,17 +157,15 @@ class ChatTemplate:
         return texts[0], [(int(start), int(end)) for start, end in spans[0]]
 
 
-class _refusals:
+@contextmanager
+def _refusals() -> Iterator[None]:
     """What a template raises of messages that it does not take, as :class:`BadRecord`."""
+    import jinja2
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        import jinja2
-
-        if isinstance(error, jinja2.TemplateError | TypeError | ValueError | KeyError):
-            raise BadRecord(f"template: {error}") from error
+    try:
+        yield
+    except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        raise BadRecord(f"template: {error}") from error
 
 
 def end_token_ids(folder: Path) -> frozenset[int]:
