@@ -93,6 +93,7 @@ def configuration(folder: Path) -> dict[str, object]:
             "segment_seconds": 0.5,
             "aux_format": "bf16",  # compared with a reference
         },
+        "training": {"threads": 1},
         "storage": {"uri": str(folder / "store")},
     }
 
