@@ -30,6 +30,7 @@ from tide_platform.serving.client import (
 )
 
 _BUSY = (429, 503)  # the request did not run
+_OF_THE_REQUEST = (400, 413, 422)  # too long, mostly: says nothing of the server
 _ATTEMPTS = 4
 
 
@@ -87,7 +88,7 @@ def regenerate(
 
     Conversations come out as OpenAI messages, pre-tokenised prompts as ``input_ids`` and ``loss_mask``; both
     are formats that `tide data prepare` reads. Raises :class:`CorpusError` and its kinds,
-    :class:`RegenerationFailed` when nothing but errors comes back.
+    :class:`RegenerationFailed` when the server does nothing but fail.
     """
     records, kind = open_records(source, plan.format)
     assert kind is not Kind.TEXT  # it has no messages to answer; it is never recognised unasked
@@ -120,7 +121,7 @@ class _Run:
     rejects: Rejects
     on_progress: Callable[[RegenerateCounts], None]
     counts: RegenerateCounts = field(default_factory=RegenerateCounts)
-    failures: int = 0  # in a row
+    failures: int = 0  # in a row, of the server
 
     async def send(self, base_url: str, records: Iterable[Record]) -> None:
         """A bounded number of conversations at a time, read as they are needed."""
@@ -173,8 +174,8 @@ class _Run:
                 content = await self._conversation(client, name, parsed)
         except (ServerRefused, ServerUnreachable, BadRecord) as error:
             self.counts.errors += 1
-            self.failures += 1
             self.written.fail(name, record.number, str(error))
+            self.failures += _by_the_server(error)
             if self.failures >= 2 * self.plan.concurrency + 2:
                 raise RegenerationFailed(self.failures, str(error)) from error
         else:
@@ -241,6 +242,12 @@ class _Run:
         places = answers(messages)
         places = places[-1:] if self.plan.turns == "last" else places
         return [place for place in places if not messages[place].get("tool_calls")]
+
+
+def _by_the_server(error: Exception) -> bool:
+    """Whether it says that other conversations will fail as well."""
+    of_the_request = isinstance(error, ServerRefused) and error.status in _OF_THE_REQUEST
+    return not of_the_request and not isinstance(error, BadRecord)
 
 
 async def _patiently(client: AsyncSglangClient, request: GenerateRequest) -> Generation:

@@ -201,8 +201,8 @@ def test_a_server_that_only_fails_ends_the_run_which_can_go_on(
     tmp_path: Path, server: FakeServer, target: Path
 ):
     source = write_jsonl(tmp_path / "in.jsonl", [conversation(f"the {i}", "old") for i in range(50)])
-    server.refuse = {"the": [400] * 50}
-    with pytest.raises(RegenerationFailed, match="refused with 400"):
+    server.refuse = {"the": [500] * 50}
+    with pytest.raises(RegenerationFailed, match="refused with 500"):
         run(server, target, source, tmp_path / "out.jsonl")
     assert len(server.bodies) < 20
     server.refuse = {}
@@ -233,3 +233,14 @@ def test_poisoned_records_are_set_aside_and_bounded(tmp_path: Path, server: Fake
     assert lines(tmp_path / "out.jsonl.rejected.jsonl")[0]["record"] == 10
     with pytest.raises(TooManyRejected):
         run(server, target, write_jsonl(source, [*records, "{", "["]), tmp_path / "out.jsonl")
+
+
+def test_many_conversations_in_a_row_that_are_too_long_do_not_end_the_run(
+    tmp_path: Path, server: FakeServer, target: Path
+):
+    records = [conversation(f"the {i}", "old") for i in range(30)]
+    server.refuse = {f"the {i}<": [400] for i in range(24)}
+    source = write_jsonl(tmp_path / "in.jsonl", records)
+    counts = run(server, target, source, tmp_path / "out.jsonl")
+    assert (counts.errors, counts.regenerated) == (24, 6)
+    assert len(lines(tmp_path / "out.jsonl.errors.jsonl")) == 24
