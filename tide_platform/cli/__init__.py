@@ -12,7 +12,7 @@ app = typer.Typer(
 )
 
 # module of tide_platform.cli -> its `app` (a group) or `command` (one command)
-GROUPS = ("target", "workload", "draft", "samples", "config", "bench")
+GROUPS = ("target", "workload", "draft", "data", "samples", "config", "bench")
 COMMANDS = ("serve", "capture", "traffic", "ingest", "maintain", "train", "demo", "stack")
 
 

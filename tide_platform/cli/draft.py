@@ -22,6 +22,9 @@ def init(
     out: Out,
     vocab: Annotated[int, typer.Option(help="size of the draft's vocabulary: target ids 0 .. N-1")] = 12288,
     seed: int = 0,
+    vocab_from: Annotated[
+        Path | None, typer.Option(help="counts by `tide data vocab`: the most frequent ids instead")
+    ] = None,
 ) -> None:
     """An untrained draft that starts from the target's last layer: enough to serve, and so to capture."""
     import numpy as np
@@ -32,7 +35,14 @@ def init(
 
     parts = load_target_parts(target)
     size = min(vocab, parts.embed_VH.shape[0])
-    draft = new_draft(parts, np.arange(size), seed=seed)
+    chosen = np.arange(size)
+    if vocab_from:
+        from tide_platform.corpus.vocabulary import read_counts
+        from tide_platform.draft.vocab import choose_vocabulary
+
+        counts = read_counts(vocab_from, target_digest(target), parts.embed_VH.shape[0])
+        chosen = choose_vocabulary(counts, size)
+    draft = new_draft(parts, chosen, seed=seed)
     digest = save_draft(
         out, draft, {"made_by": "tide draft init", "target_digest": target_digest(target), "seed": seed}
     )
