@@ -167,7 +167,10 @@ def test_sigterm_saves_and_the_same_command_goes_on(job: TrainJob, tmp_path: Pat
     first = process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     began = time.monotonic()
-    rest, err = process.communicate(timeout=60)
+    # not communicate(): it would miss what readline() has buffered
+    assert process.stderr
+    rest, err = process.stdout.read(), process.stderr.read()
+    process.wait(60)
     assert process.returncode == 143 and time.monotonic() - began < 30, err
     told = events(first + rest)
     last = told[-1][1]
