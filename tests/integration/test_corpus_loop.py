@@ -105,9 +105,12 @@ def own_texts(count: int, length: int, seed: int) -> list[str]:
 
 
 def write_conversations(path: Path, count: int, answer: int) -> Path:
-    """ShareGPT; the text that the target was trained on, cut into questions and answers."""
+    """ShareGPT; the text that the target was trained on, cut into questions and answers.
+
+    Of this seed the target answers every prompt with more than line breaks.
+    """
     records = []
-    for number, text in enumerate(own_texts(count, 24 + answer, seed=5)):
+    for number, text in enumerate(own_texts(count, 24 + answer, seed=6)):
         parts = [text[:24], text[24:]] + (["More.", "and more"] if number < OF_TWO_TURNS else [])
         turns = [{"from": ("human", "gpt")[i % 2], "value": part} for i, part in enumerate(parts)]
         records.append(json.dumps({"conversations": turns}))
