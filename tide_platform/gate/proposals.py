@@ -1,0 +1,182 @@
+"""Checks of what a draft proposes: ``logits`` (the trainer's draft against the files by the server's rules)
+and ``live`` (the running server's rounds against what the files predict, and acceptance replay against both).
+
+Shapes: C context positions, S steps, Vd draft vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from tide_platform.draft.checkpoint import TargetParts
+from tide_platform.draft.eagle3 import Eagle3Draft, Unroll
+from tide_platform.evaluation.replay import replay
+from tide_platform.gate.example import Example
+from tide_platform.gate.report import Check, Tolerance, failed, judged
+from tide_platform.gate.server_draft import Context, ServerDraft
+from tide_platform.gate.states import to_float
+
+LOGITS = Tolerance(1e-3, "of the largest logit; two fp32 programs that sum in another order")
+TIE = 0.1  # logits: bf16 states move a draft's logits by less; a round that hangs on less may go either way
+# of the rounds
+LIVE = {
+    "transformers": Tolerance(0.0, "every round, but for those that a near tie decides (counted)"),
+    "engine": Tolerance(0.05, "of the rounds; the server's draft runs in bf16"),
+}
+
+
+def check_logits(
+    draft: Eagle3Draft,
+    server: ServerDraft,
+    embed_VH: torch.Tensor,
+    examples: Sequence[Example],
+    steps: int,
+    on: str,
+) -> Check:
+    """Draft logits of each unroll step at every root of the answers, teacher-forced, both ways."""
+    worst, where = 0.0, ""
+    for example in examples:
+        text, root = _text(example), len(example.answer.prompt) - 1
+        last = len(text) - 1 - steps  # its deepest step embeds the text's last token
+        theirs = trainer_logits(draft, embed_VH, example, steps)
+        context = _context(server, example)
+        for t in range(root, last):
+            _, ours_SD = server.chain(context, t, steps, text[t + 2 : t + 1 + steps])
+            error_S = (ours_SD - theirs[:, t]).abs().amax(1) / ours_SD.abs().amax()
+            if not error_S.isfinite().all() or float(error_S.max()) > worst:
+                worst = float(error_S.max()) if error_S.isfinite().all() else float("inf")
+                where = f"step {int(error_S.argmax())} of the chain at position {t} of {example.answer.rid}"
+    return judged(
+        "logits",
+        on,
+        worst,
+        LOGITS,
+        f"the trainer's draft logits are those of the files by SGLang's rules, {steps} steps",
+        f"the trainer computes another draft than the files hold by SGLang's rules: {worst:.1%} of the "
+        f"largest logit apart at {where}",
+    )
+
+
+@torch.inference_mode()
+def trainer_logits(draft: Eagle3Draft, embed_VH: torch.Tensor, example: Example, steps: int) -> torch.Tensor:
+    """fp32 [S, C, Vd] by the trainer's own draft and unroll, chains rooted at every position,
+    teacher-forced.""" text = _text(example)
+    tokens, embed_VH = torch.tensor([*text, *[0] * steps]), embed_VH.float()
+    length = len(text) - 1
+    mask_BC = torch.ones(1, length, dtype=torch.bool)
+    unroll = Unroll(draft, torch.arange(length)[None], mask_BC, length)
+    aux_BCF = to_float(example.sample.tensors["aux"][:length])[None]
+    hidden = [unroll.first(F.embedding(tokens[1 : 1 + length], embed_VH)[None], aux_BCF)]
+    for j in range(1, steps):
+        hidden.append(unroll.next(F.embedding(tokens[1 + j : 1 + j + length], embed_VH)[None], hidden[-1]))
+    return torch.stack([draft.lm_head(draft.norm(h))[0] for h in hidden]).float()
+
+
+@dataclass
+class _Walk:
+    """Rounds of the live server that were predicted, and those that were not."""
+
+    rounds: int = 0
+    accepted: int = 0
+    ties: int = 0
+    wrong: int = 0
+    first: str = ""  # the first wrong one
+
+
+def check_live(
+    server: ServerDraft,
+    draft: Eagle3Draft,
+    target: TargetParts,
+    examples: Sequence[Example],
+    k: int,
+    kind: str,
+) -> Check:
+    """Every round that the server ran against the chain that the files predict at its root; and the rounds of
+    acceptance replay against them. The last round of an answer may accept past its end and is left out.
+    """
+    walk = _Walk()
+    for example in examples:
+        _follow(server, example, k, walk)
+    replayed = [
+        r.by_k[k] for r in replay(draft, target, [e.sample for e in examples], k, dtype=torch.float32)
+    ]
+    details = {
+        "rounds": walk.rounds,
+        "accepted": walk.accepted,
+        "decided_by_near_ties": walk.ties,
+        "replay_rounds": sum(r.rounds for r in replayed),
+        "live_rounds": sum(e.answer.rounds for e in examples),
+    }
+    if not walk.rounds:
+        return failed("live", "server", "the server ran no verify round: nothing was speculated", details)
+    apart = abs(details["replay_rounds"] - details["live_rounds"])
+    if walk.wrong == 0 and apart > walk.ties + len(examples):
+        return failed(
+            "live",
+            "server",
+            f"the server took {details['live_rounds']} rounds, as its files predict; acceptance replay says "
+            f"{details['replay_rounds']}: replay walks otherwise than the server",
+            details,
+        )
+    return judged(
+        "live",
+        "server",
+        walk.wrong / walk.rounds,
+        LIVE[kind],
+        f"{walk.rounds} rounds, {walk.accepted} drafts accepted, each as the files predict",
+        f"{walk.wrong} of {walk.rounds} rounds are not those that the files predict: {walk.first}; the "
+        "server serves another draft than its files, or other states than were captured",
+        details,
+    )
+
+
+def _follow(server: ServerDraft, example: Example, k: int, walk: _Walk) -> None:
+    """Compares part by part; the next root is where the *server* got to, so one surprise makes no second."""
+    text, context = _text(example), _context(server, example)
+    root = len(example.answer.prompt) - 1
+    end = len(text) - 2  # the last position with a next root
+    before_rounds = before_accepted = 0
+    for seen in example.answer.seen:
+        rounds, accepted = seen.rounds - before_rounds, seen.accepted - before_accepted
+        before_rounds, before_accepted = seen.rounds, seen.accepted
+        if not rounds or root + rounds + accepted > end:  # the prefill's part; the last round
+            continue
+        at, predicted, margin, chain = root, 0, float("inf"), []
+        for _ in range(rounds):
+            hits, near, chain = _round(server, context, text, at, k)
+            predicted, margin, at = predicted + hits, min(margin, near), at + hits + 1
+        walk.rounds, walk.accepted = walk.rounds + rounds, walk.accepted + accepted
+        if predicted != accepted:
+            if margin < TIE:
+                walk.ties += 1
+            else:
+                walk.wrong += 1
+                walk.first = walk.first or (
+                    f"at position {root} of {example.answer.rid} the server accepted {accepted}, the files "
+                    f"propose {chain} and {predicted} of it follow"
+                )
+        root += rounds + accepted
+
+
+def _round(
+    server: ServerDraft, context: Context, text: list[int], root: int, k: int
+) -> tuple[int, float, list[int]]:
+    """Accepted drafts, the smallest lead of a deciding token over the next one, and the whole chain."""
+    chain, logits_SD = server.chain(context, root, k)
+    hits = 0
+    while hits < k and root + 2 + hits < len(text) and chain[hits] == text[root + 2 + hits]:
+        hits += 1
+    top_S2 = logits_SD[: hits + 1].topk(2).values  # steps beyond the first miss decide nothing
+    return hits, float((top_S2[:, 0] - top_S2[:, 1]).min()), chain
+
+
+def _context(server: ServerDraft, example: Example) -> Context:
+    text = _text(example)
+    length = len(text) - 1
+    return server.prefill(torch.tensor(text[1:]), to_float(example.sample.tensors["aux"][:length]))
+
+
+def _text(example: Example) -> list[int]:
+    return [*example.answer.prompt, *example.answer.output]
