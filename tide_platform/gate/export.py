@@ -4,6 +4,7 @@ the folder that it wrote. Here both sides are known, so every difference is the 
 Shapes: Vd draft vocabulary, V the target's, h hidden size.
 """
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,13 +81,16 @@ def _others(trained: Eagle3Draft, loaded: LoadedDraft) -> Check:
         if not torch.equal(own[name].to(torch.bfloat16), tensor.to(torch.bfloat16))
     ]
     if differing:
-        text = f"not the trainer's values: {', '.join(sorted(differing))}; export the weights after the last step"
+        names = ", ".join(sorted(differing))
+        text = f"not the trainer's values: {names}; export the weights of the last step"
         return failed("files", "export", text)
     return passed("files", "export", f"{len(loaded.tensors)} tensors are the trainer's, rounded to bf16")
 
 
+@torch.no_grad()
 def _rounded(draft: Eagle3Draft) -> Eagle3Draft:
     """A copy with the weights that the files can hold."""
-    copy = Eagle3Draft(draft.config)
-    copy.load_state_dict(draft.state_dict())
-    return copy.to(torch.bfloat16).float()
+    rounded = copy.deepcopy(draft)
+    for parameter in rounded.parameters():
+        parameter.copy_(parameter.to(torch.bfloat16))
+    return rounded

@@ -61,8 +61,8 @@ def check_logits(
 
 @torch.inference_mode()
 def trainer_logits(draft: Eagle3Draft, embed_VH: torch.Tensor, example: Example, steps: int) -> torch.Tensor:
-    """fp32 [S, C, Vd] by the trainer's own draft and unroll, chains rooted at every position,
-    teacher-forced.""" text = _text(example)
+    """fp32 [S, C, Vd] by the trainer's draft and unroll, teacher-forced chains rooted at every position."""
+    text = _text(example)
     tokens, embed_VH = torch.tensor([*text, *[0] * steps]), embed_VH.float()
     length = len(text) - 1
     mask_BC = torch.ones(1, length, dtype=torch.bool)

@@ -119,22 +119,22 @@ def check_head(loaded: LoadedDraft, target: TargetParts, map_known: bool) -> Che
             "head", "draft", "lm_head.weight holds infinities or NaN; train again from a good parent"
         )
     copied = copied_table(head_Dh, hot_D, target)
-    if copied is not None and copied != "":
-        return failed(
-            "head", "draft", f"head exported from the wrong table: lm_head.weight is {copied}; {_HEAD}"
-        )
-    if map_known and (alignment := align(loaded, target)).derived:
-        return judged(
-            "head",
-            "draft",
-            alignment.stray,
-            ALIGNED,
-            "head rows point to their tokens",
-            f"head exported from the wrong table: {alignment.stray:.0%} of its rows are other tokens' "
-            f"({alignment.example()}), and the map is the right one; {_HEAD}",
-        )
-    shown = "the target's own rows: an untrained head" if copied == "" else "rows of its own"
-    return passed("head", "draft", f"lm_head.weight holds {shown}")
+    if copied == "":
+        return passed("head", "draft", "lm_head.weight holds the target's own rows: an untrained head")
+    if copied is not None:
+        return failed("head", "draft", f"head exported from the wrong table: lm_head.weight is {copied};
+        {_HEAD}")
+    if not map_known or not (alignment := align(loaded, target)).derived:
+        return passed("head", "draft", "lm_head.weight holds rows of its own")
+    return judged(
+        "head",
+        "draft",
+        alignment.stray,
+        ALIGNED,
+        "head rows point to their tokens",
+        f"head exported from the wrong table: {alignment.stray:.0%} of its rows are other tokens' "
+        f"({alignment.example()}), and the map is the right one; {_HEAD}",
+    )
 
 
 _HEAD = "export the trainer's lm_head"

@@ -151,8 +151,9 @@ class SglangClient:
     def prompt_logprobs(
         self, input_ids: Sequence[int], top: int
     ) -> list[list[tuple[float, int, str]] | None]:
-        """For each token of a prompt, the ``top`` likeliest in its place: (log-probability, id, text). Nothing
-        is said of the first. Not captured.
+        """For each token of a prompt, the ``top`` likeliest in its place: (log-probability, id, text).
+
+        Nothing is said of the first. Not captured.
         """
         body = GenerateRequest(input_ids, 1, capture=False).body()
         body |= {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": top}
