@@ -122,8 +122,8 @@ def check_head(loaded: LoadedDraft, target: TargetParts, map_known: bool) -> Che
     if copied == "":
         return passed("head", "draft", "lm_head.weight holds the target's own rows: an untrained head")
     if copied is not None:
-        return failed("head", "draft", f"head exported from the wrong table: lm_head.weight is {copied};
-        {_HEAD}")
+        text = f"head exported from the wrong table: lm_head.weight is {copied}; {_HEAD}"
+        return failed("head", "draft", text)
     if not map_known or not (alignment := align(loaded, target)).derived:
         return passed("head", "draft", "lm_head.weight holds rows of its own")
     return judged(
