@@ -9,6 +9,7 @@ from typing import Any
 from tide_platform.config import TideError, target_digest
 from tide_platform.draft.check import check_draft
 from tide_platform.draft.config import DraftConfig, read_config, rope_of, text_config
+from tide_platform.draft.errors import BadVocabularyMap
 from tide_platform.gate.report import Check, failed, passed
 from tide_platform.gate.server_rules import LoadedDraft, load_as_sglang, trainer_name
 
@@ -17,7 +18,8 @@ PROVENANCE = "tide.json"
 
 def check_files(draft: Path, target: Path) -> tuple[Check, LoadedDraft | None]:
     """Whether SGLang would load every tensor of the folder, and find every tensor that it needs; then all
-    that :func:`~tide_platform.draft.check.check_draft` refuses. The draft as loaded, where it can be.
+    that :func:`~tide_platform.draft.check.check_draft` refuses (a map that contradicts itself is ``map``'s
+    fault). The draft as loaded, where it can be.
     """
     try:
         raw, vocab = read_config(draft), text_config(read_config(target))["vocab_size"]
@@ -30,6 +32,8 @@ def check_files(draft: Path, target: Path) -> tuple[Check, LoadedDraft | None]:
     if not problems:
         try:
             check_draft(draft, target)
+        except BadVocabularyMap as error:
+            return failed("map", "draft", f"stale d2t or t2d: {error}"), None
         except TideError as error:
             problems = [str(error)]
     if problems:

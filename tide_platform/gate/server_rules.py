@@ -26,7 +26,6 @@ class LoadedDraft:
     # parameter, or part of a stacked one, by SGLang's name: model.layers.0.self_attn.q_proj.weight
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     hot_ids_D: torch.Tensor | None = None  # int64 [Vd] target id of each draft id; None: there was no d2t
-    t2d_V: torch.Tensor | None = None  # bool; SGLang does not read it
     skipped: dict[str, tuple[int, ...]] = field(default_factory=dict)  # tensor of the file -> shape
     unset: dict[str, tuple[int, ...]] = field(default_factory=dict)  # parameter -> its shape
     misshapen: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(
@@ -48,8 +47,7 @@ def load_as_sglang(folder: Path, config: dict[str, Any], vocab_size: int) -> Loa
         if "d2t" in renamed:
             loaded.hot_ids_D = tensor.long() + torch.arange(len(tensor))
             continue
-        if "t2d" in renamed:
-            loaded.t2d_V = tensor.bool()
+        if "t2d" in renamed:  # SGLang does not read it
             continue
         parameter = _parameter(renamed, shapes)
         if parameter is None:

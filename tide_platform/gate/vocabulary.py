@@ -63,13 +63,9 @@ def align(loaded: LoadedDraft, target: TargetParts) -> Alignment:
 
 
 def check_map(loaded: LoadedDraft, target: TargetParts, parent: Path | None = None) -> Check:
-    """``d2t`` against ``t2d``, the parent's map, the digest in ``tide.json``, and the rows of the head."""
+    """``d2t`` against the parent's map, else the digest in ``tide.json``, else the rows of the head."""
     hot_D = loaded.hot_ids_D
     assert hot_D is not None
-    marked = None if loaded.t2d_V is None else loaded.t2d_V.nonzero()[:, 0]
-    if marked is not None and not torch.equal(marked, hot_D.sort().values):
-        only = len(set(marked.tolist()) ^ set(hot_D.tolist()))
-        return failed("map", "draft", f"stale d2t or t2d: {only} target ids are in one of them only; {_MEND}")
     if parent is not None:
         theirs_D = read_tensors(parent, {"d2t"})["d2t"]
         theirs_D = theirs_D + torch.arange(len(theirs_D))
