@@ -1,11 +1,13 @@
 """The controlled example without a server: answers, samples and rounds as a server would give them."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.fixtures.tiny import AUX_LAYERS, TINY, prompts, say, tiny_parts
 from tide_platform.capture.record import Sample, StreamMeta
@@ -14,7 +16,7 @@ from tide_platform.config.schema import Training
 from tide_platform.draft.checkpoint import load_draft, new_draft, save_draft
 from tide_platform.draft.config import read_config
 from tide_platform.draft.eagle3 import Eagle3Draft
-from tide_platform.draft.vocab import inverse_map
+from tide_platform.draft.vocab import inverse_map, to_maps
 from tide_platform.gate.example import Answer, Example, Seen
 from tide_platform.gate.proposals import _context, _round
 from tide_platform.gate.reference import Reference, TransformersReference
@@ -23,6 +25,7 @@ from tide_platform.gate.server_rules import LoadedDraft, load_as_sglang
 from tide_platform.training.data import prepare_all
 from tide_platform.training.trainer import train
 
+Tensors = dict[str, torch.Tensor]
 NEW_TOKENS, K = 26, 2
 VOCABULARY = np.arange(32, 127)  # printable ASCII
 
@@ -86,3 +89,15 @@ def changed(example: Example, meta: dict | None = None, **tensors: np.ndarray) -
     """The example with something else captured than was."""
     sample = example.sample
     return replace(example, sample=Sample(replace(sample.meta, **(meta or {})), sample.tensors | tensors))
+
+
+def rewrite(folder: Path, change: Callable[[Tensors], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def stale(tensors: Tensors) -> None:
+    """The map of another vocabulary, coherent in itself."""
+    d2t, t2d = to_maps(VOCABULARY + 20, 256)
+    tensors |= {"d2t": torch.from_numpy(d2t), "t2d": torch.from_numpy(t2d)}

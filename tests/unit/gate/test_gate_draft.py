@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from tests.fixtures.tiny import AUX_LAYERS, TINY, tiny_parts
 from tests.unit.gate.gate_examples import VOCABULARY, K, draft_folder, examples, loaded, trained
@@ -24,18 +23,10 @@ from tide_platform.gate.report import Check
 from tide_platform.gate.run import folder_checks, run_gate
 from tide_platform.gate.server_draft import ServerDraft
 
-Tensors = dict[str, torch.Tensor]
-
 
 @pytest.fixture
 def draft(tmp_path: Path) -> Path:
     return draft_folder(tmp_path / "draft")
-
-
-def rewrite(folder: Path, change: Callable[[Tensors], None]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def reconfigure(folder: Path, **changes: object) -> None:
@@ -145,12 +136,6 @@ def test_layer_ids_unlike_the_parents_are_named(draft: Path, tmp_path: Path) -> 
     reconfigure(tmp_path / "parent", eagle_config={"eagle_aux_hidden_state_layer_ids": [-1, 0, 1]})
     checks = of_folder(draft, tmp_path / "parent")
     assert failing(checks) == ["layers"] and "all off by +1" in checks["layers"].message
-
-
-def stale(tensors: Tensors) -> None:
-    """The map of another vocabulary, coherent in itself."""
-    d2t, t2d = to_maps(VOCABULARY + 20, 256)
-    tensors |= {"d2t": torch.from_numpy(d2t), "t2d": torch.from_numpy(t2d)}
 
 
 def test_a_stale_map_is_named_by_the_head(draft: Path) -> None:
