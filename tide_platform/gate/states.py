@@ -155,4 +155,4 @@ def relative_error(found_RH: torch.Tensor, wanted_RH: torch.Tensor) -> float:
 
 def to_float(bits: np.ndarray) -> torch.Tensor:
     """fp32 of bf16 bit patterns."""
-    return torch.from_numpy(np.ascontiguousarray(bits).view(np.int16)).view(torch.bfloat16).float()
+    return torch.from_numpy(np.array(bits).view(np.int16)).view(torch.bfloat16).float()

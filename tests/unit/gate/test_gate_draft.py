@@ -10,7 +10,17 @@ import pytest
 import torch
 
 from tests.fixtures.tiny import AUX_LAYERS, TINY, tiny_parts
-from tests.unit.gate.gate_examples import VOCABULARY, K, draft_folder, examples, loaded, trained
+from tests.unit.gate.gate_examples import (
+    VOCABULARY,
+    K,
+    Tensors,
+    draft_folder,
+    examples,
+    loaded,
+    rewrite,
+    stale,
+    trained,
+)
 from tide_platform.config import Settings, TideError
 from tide_platform.config.schema import Training
 from tide_platform.draft.checkpoint import load_draft, new_draft, save_draft
