@@ -46,10 +46,17 @@ class NotCaptured(TideError):
 
 @dataclass(frozen=True)
 class Seen:
-    """How far a request was when a part of its answer arrived: sums since its start."""
+    """How far a request was when a part of its answer arrived, since its start."""
 
-    rounds: int
-    accepted: int  # draft tokens
+    by_accepted: tuple[int, ...]  # [i]: verify rounds in which exactly i draft tokens were accepted
+
+    @property
+    def rounds(self) -> int:
+        return sum(self.by_accepted)
+
+    @property
+    def accepted(self) -> int:
+        return sum(i * count for i, count in enumerate(self.by_accepted))
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class Answer:
     rid: str
     prompt: tuple[int, ...]
     output: tuple[int, ...]
-    seen: tuple[Seen, ...]  # in order; a part may hold more than one round
+    seen: tuple[Seen, ...]  # in order; a part may hold more than one round, on a busy machine many
 
     @property
     def rounds(self) -> int:
@@ -117,9 +124,8 @@ def ask(server: Served, rid: str, prompt: tuple[int, ...], new_tokens: int, capt
                 for line in reply.iter_lines():
                     if line.startswith("data: {"):
                         last = json.loads(line.removeprefix("data: "))
-                        meta = last["meta_info"]
-                        rounds = meta.get("spec_verify_ct", 0)
-                        seen.append(Seen(rounds, meta.get("spec_num_correct_drafts", 0)))
+                        counts = last["meta_info"].get("spec_correct_drafts_histogram") or []
+                        seen.append(Seen(tuple(counts)))
         except httpx.HTTPError as error:
             raise ServerUnreachable(server.url, error) from error
     if "output_ids" not in last:

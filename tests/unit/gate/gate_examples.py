@@ -71,14 +71,16 @@ def examples(folder: Path) -> list[Example]:
 
 def _served(rules: ServerDraft, sample: Sample, stream: StreamMeta) -> Example:
     split, text = sample.meta.prompt_tokens, sample.tensors["input_ids"].tolist()
-    seen = [Seen(0, 0)]
+    seen = [Seen(())]
+    counts = [0] * (K + 1)
     plain = Example(
         Answer(sample.meta.request_id, tuple(text[:split]), tuple(text[split:]), ()), sample, stream
     )
     context, root = _context(rules, plain), split - 1
     while root < len(text) - 2:
         hits, _, _ = _round(rules, context, text, root, K)
-        seen.append(Seen(seen[-1].rounds + 1, seen[-1].accepted + hits))
+        counts[hits] += 1
+        seen.append(Seen(tuple(counts)))
         root += hits + 1
     meta = replace(sample.meta, verify_rounds=seen[-1].rounds, accepted_drafts=seen[-1].accepted)
     answer = replace(plain.answer, seen=tuple(seen))

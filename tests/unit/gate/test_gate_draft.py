@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from tide_platform.config.schema import Training
 from tide_platform.draft.checkpoint import load_draft, new_draft, save_draft
 from tide_platform.draft.vocab import inverse_map, to_maps
 from tide_platform.gate import draft_files, overfit, vocabulary
-from tide_platform.gate.example import Example
+from tide_platform.gate.example import Example, Seen
 from tide_platform.gate.export import check_export
 from tide_platform.gate.proposals import check_live, check_logits
 from tide_platform.gate.report import Check
@@ -290,3 +291,23 @@ def test_a_folder_that_is_no_draft_is_an_error_of_use(tmp_path: Path) -> None:
         run_gate(Settings(), tmp_path, TINY)
     with pytest.raises(TideError, match=r"serving\.k is 0"):
         run_gate(Settings.model_validate({"serving": {"k": 0}}), tmp_path, TINY)
+
+
+def test_rounds_that_came_in_one_part_are_compared_all_the_same(draft: Path) -> None:
+    found, rules = examples(draft), ServerDraft(loaded(draft), tiny_parts().embed_VH)
+    whole = [replace(e, answer=replace(e.answer, seen=e.answer.seen[-1:])) for e in found]
+    live = check_live(rules, load_draft(draft), tiny_parts(), whole, K, "transformers")
+    assert live.status == "pass" and live.details["rounds"] == sum(e.answer.rounds for e in found)
+
+
+def test_a_round_that_accepts_one_draft_more_is_found(draft: Path) -> None:
+    found, rules = examples(draft)[0], ServerDraft(loaded(draft), tiny_parts().embed_VH)
+    seen, named = found.answer.seen, 0
+    for at in range(1, len(seen) - 2):
+        if seen[at].by_accepted[0] == (seen[at - 1].by_accepted or (0,))[0]:
+            continue  # no round of no hit
+        more = [Seen((s.by_accepted[0] - 1, s.by_accepted[1] + 1, s.by_accepted[2])) for s in seen[at:]]
+        wrong = [replace(found, answer=replace(found.answer, seen=(*seen[:at], *more)))]
+        live = check_live(rules, load_draft(draft), tiny_parts(), wrong, K, "transformers")
+        named += live.status == "fail" and "on the server accepted [1], the files predict [0]" in live.message
+    assert named > 5
