@@ -71,7 +71,7 @@ def test_the_engines_own_reference_agrees_and_finds_other_states(bench: Bench, s
     found = list(run.capture_checks(by_engine, known))
     assert failing(found) == set()
     measured = {check.name: check.value for check in found if check.value is not None}
-    assert 0 < measured["layers"] < 6e-3 and measured["teacher"] < 0.05  # fp32 here, so far below the limits
+    assert measured["layers"] < 6e-3 and measured["teacher"] < 0.05  # fp32 here, so far below the limits
     assert all(len(reference.entering) == 3 and len(reference.logp) > 40 for reference in known)
     swapped = captured_as(by_engine, known, lambda r, layer: r.entering[{1: 2, 2: 1}.get(layer, layer)])
     checks = by_name(list(run.capture_checks(swapped, known)))["layers"]

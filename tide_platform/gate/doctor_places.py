@@ -68,15 +68,16 @@ def ledger(settings: Settings) -> Iterator[Finding]:
     if url.startswith(_SQLITE):
         yield _sqlite("ledger", url, "ledger.url")
         return
-    import sqlalchemy
+    from sqlalchemy import create_engine, text
+    from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        with sqlalchemy.create_engine(url).connect() as connection:
-            connection.execute(sqlalchemy.text("select 1"))
-    except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
+        with create_engine(url).connect() as connection:
+            connection.execute(text("select 1"))
+    except (SQLAlchemyError, ImportError) as error:
         shown = url.rpartition("@")[2]  # no password
-        text = f"{shown}: cannot be reached ({type(error).__name__})"
-        yield Finding("ledger", "error", text, "start the database, or set ledger.url")
+        found = f"{shown}: cannot be reached ({type(error).__name__})"
+        yield Finding("ledger", "error", found, "start the database, or set ledger.url")
     else:
         yield Finding("ledger", "ok", f"{url.rpartition('@')[2]} answers")
 

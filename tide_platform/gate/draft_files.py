@@ -9,17 +9,19 @@ from typing import Any
 from tide_platform.config import TideError, target_digest
 from tide_platform.draft.check import check_draft
 from tide_platform.draft.config import DraftConfig, read_config, rope_of, text_config
-from tide_platform.draft.errors import BadVocabularyMap
+from tide_platform.draft.errors import BadVocabularyMap, DraftMismatch
 from tide_platform.gate.report import Check, failed, passed
 from tide_platform.gate.server_rules import LoadedDraft, load_as_sglang, trainer_name
 
 PROVENANCE = "tide.json"
+# what a draft has unlike its target -> the check whose fault it is
+_CHECK_OF = {"rope": "rope", "rope_theta": "rope", "rope_type": "rope", "target_digest": "target"}
 
 
 def check_files(draft: Path, target: Path) -> tuple[Check, LoadedDraft | None]:
     """Whether SGLang would load every tensor of the folder, and find every tensor that it needs; then all
-    that :func:`~tide_platform.draft.check.check_draft` refuses (a map that contradicts itself is ``map``'s
-    fault). The draft as loaded, where it can be.
+    that :func:`~tide_platform.draft.check.check_draft` refuses, under the name of the check whose fault it
+    is. The draft as loaded, where it can be.
     """
     try:
         raw, vocab = read_config(draft), text_config(read_config(target))["vocab_size"]
@@ -34,6 +36,8 @@ def check_files(draft: Path, target: Path) -> tuple[Check, LoadedDraft | None]:
             check_draft(draft, target)
         except BadVocabularyMap as error:
             return failed("map", "draft", f"stale d2t or t2d: {error}"), None
+        except DraftMismatch as error:
+            return failed(_CHECK_OF.get(error.what.partition(" ")[0], "files"), "draft", str(error)), None
         except TideError as error:
             problems = [str(error)]
     if problems:
@@ -103,6 +107,8 @@ def check_rope(draft: Path, target: Path, parent: Path | None = None) -> Check:
         )
     if ours == theirs:
         return passed("rope", "draft", f"rope {_shown(ours)}, as the target's")
+    if raw.get("rope_differs"):
+        return passed("rope", "draft", f"rope {_shown(ours)}, unlike the target's on purpose (rope_differs)")
     if parent is not None and rope_of(read_config(parent)) == ours:
         return passed(
             "rope", "draft", f"rope {_shown(ours)}, as the parent's; the target's is {_shown(theirs)}"

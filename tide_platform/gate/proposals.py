@@ -21,11 +21,11 @@ from tide_platform.gate.states import to_float
 LOGITS = Tolerance(1e-3, "of the largest logit; two fp32 programs that sum in another order")
 # of the largest logit: bf16 states move a draft's logits by less; a round that hangs on less may go either
 # way
-TIE = 5e-3
+TIE = {"transformers": 5e-3, "engine": 2e-2}
 # of the rounds
 LIVE = {
     "transformers": Tolerance(0.0, "every round, but for those that a near tie decides (counted)"),
-    "engine": Tolerance(0.05, "of the rounds; the server's draft runs in bf16"),
+    "engine": Tolerance(0.1, "of the rounds; target and draft of the server run in bf16"),
 }
 
 
@@ -100,7 +100,7 @@ def check_live(
     """
     walk = _Walk()
     for example in examples:
-        _follow(server, example, k, walk)
+        _follow(server, example, k, TIE[kind], walk)
     replayed = [
         r.by_k[k] for r in replay(draft, target, [e.sample for e in examples], k, dtype=torch.float32)
     ]
@@ -114,7 +114,8 @@ def check_live(
     if not walk.rounds:
         return failed("live", "server", "the server ran no verify round: nothing was speculated", details)
     apart = abs(details["replay_rounds"] - details["live_rounds"])
-    if walk.wrong == 0 and apart > walk.ties + len(examples):
+    unclear = walk.ties + len(examples) + LIVE[kind].limit * details["live_rounds"]
+    if walk.wrong == 0 and apart > unclear:
         return failed(
             "live",
             "server",
@@ -134,7 +135,7 @@ def check_live(
     )
 
 
-def _follow(server: ServerDraft, example: Example, k: int, walk: _Walk) -> None:
+def _follow(server: ServerDraft, example: Example, k: int, tie: float, walk: _Walk) -> None:
     """Compares part by part; the next root is where the *server* got to, so one surprise makes no second.
 
     Of a part of several rounds SGLang tells how many accepted 0, 1, … drafts, not in which order.
@@ -145,7 +146,7 @@ def _follow(server: ServerDraft, example: Example, k: int, walk: _Walk) -> None:
         found, before = _new_rounds(seen, before), seen
         if not found:  # the prefill's part
             continue
-        predicted, near, chain = _predict(server, context, text, root, len(found), k)
+        predicted, near, chain = _predict(server, context, text, root, len(found), k, tie)
         final = root + len(found) + sum(found) >= len(text) - 2
         apart = _apart(predicted, found, final)
         walk.rounds, walk.accepted = walk.rounds + len(found), walk.accepted + sum(found)
@@ -170,7 +171,7 @@ def _new_rounds(seen: Seen, before: Seen) -> list[int]:
 
 
 def _predict(
-    server: ServerDraft, context: Context, text: list[int], root: int, rounds: int, k: int
+    server: ServerDraft, context: Context, text: list[int], root: int, rounds: int, k: int, tie: float
 ) -> tuple[list[int], int, list[int]]:
     """Accepted drafts of so many rounds from ``root`` on (fewer where the text ends), how many of them hang
     on a near tie, and the first chain.
@@ -179,7 +180,7 @@ def _predict(
     near, first = 0, []
     while len(predicted) < rounds and root < len(text) - 2:
         hits, lead, chain = _round(server, context, text, root, k)
-        predicted, near, first = [*predicted, hits], near + (lead < TIE), first or chain
+        predicted, near, first = [*predicted, hits], near + (lead < tie), first or chain
         root += hits + 1
     return predicted, near, first
 

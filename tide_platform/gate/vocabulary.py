@@ -21,7 +21,6 @@ from tide_platform.gate.server_rules import HEAD, LoadedDraft
 ROWS = 256  # of the head, evenly spread
 DERIVED = 0.8  # cosine beyond which a row is taken for one that began as the target's
 ALIGNED = Tolerance(0.1, "a trained row may come nearer to a synonym's; of the shipped draft none does")
-_KEYS = ("map_digest", "vocabulary_digest")
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def check_map(loaded: LoadedDraft, target: TargetParts, parent: Path | None = No
         if not torch.equal(theirs_D, hot_D):
             return failed("map", "draft", f"stale d2t: {_differing(hot_D, theirs_D)} the parent's; {_MEND}")
         return passed("map", "draft", f"{len(hot_D)} tokens, the parent's map")
-    named = next((provenance(loaded.folder)[k] for k in _KEYS if provenance(loaded.folder).get(k)), None)
+    named = provenance(loaded.folder).get("map_digest")
     if named is not None:
         found = map_digest(hot_D)
         if found != named:
@@ -153,8 +152,9 @@ def copied_table(head_Dh: torch.Tensor, hot_D: torch.Tensor, target: TargetParts
 
 
 def map_digest(hot_D: torch.Tensor) -> str:
-    """Digest of a map, by the target ids it leads to: 16 hexadecimal digits of a SHA-256."""
-    return hashlib.sha256(hot_D.to(torch.int64).numpy().tobytes()).hexdigest()[:16]
+    """Digest of a map, of ``d2t`` (int64, little-endian): the first 16 hexadecimal digits of a SHA-256."""
+    d2t_D = (hot_D - torch.arange(len(hot_D))).numpy()
+    return hashlib.sha256(d2t_D.astype("<i8").tobytes()).hexdigest()[:16]
 
 
 def _differing(ours_D: torch.Tensor, theirs_D: torch.Tensor) -> str:

@@ -27,7 +27,7 @@ from tide_platform.config.schema import Training
 from tide_platform.draft.checkpoint import load_draft, new_draft, save_draft
 from tide_platform.draft.vocab import inverse_map, to_maps
 from tide_platform.gate import draft_files, overfit, vocabulary
-from tide_platform.gate.example import Example, Seen
+from tide_platform.gate.example import Answer, Example, Seen
 from tide_platform.gate.export import check_export
 from tide_platform.gate.proposals import check_live, check_logits
 from tide_platform.gate.report import Check
@@ -152,6 +152,7 @@ def test_layer_ids_unlike_the_parents_are_named(draft: Path, tmp_path: Path) -> 
 def test_a_stale_map_is_named_by_the_head(draft: Path) -> None:
     """Case 16."""
     rewrite(draft, stale)
+    note(draft, map_digest=None)
     checks = of_folder(draft)
     assert failing(checks) == ["map"]
     assert "stale d2t" in checks["map"].message and "target id 32, d2t says 52" in checks["map"].message
@@ -311,3 +312,32 @@ def test_a_round_that_accepts_one_draft_more_is_found(draft: Path) -> None:
         live = check_live(rules, load_draft(draft), tiny_parts(), wrong, K, "transformers")
         named += live.status == "fail" and "on the server accepted [1], the files predict [0]" in live.message
     assert named > 5
+
+
+def answered(lesson: overfit.Lesson, parts: list[tuple[int, ...]], other_from: int | None = None) -> Answer:
+    """The learnt text said again, in rounds as given; ``other_from``: another token there."""
+    output = list(lesson.example.answer.output[: lesson.new_tokens])
+    if other_from is not None:
+        output[other_from] += 1
+    return Answer("again", lesson.example.answer.prompt, tuple(output), tuple(map(Seen, parts)))
+
+
+def test_full_length_is_every_draft_of_every_round(draft: Path) -> None:
+    lesson = overfit.choose_lesson(examples(draft), inverse_map(to_maps(VOCABULARY, 256)[0], 256), K)
+    assert lesson is not None
+    full = overfit.check_served(answered(lesson, [(), (0, 0, 4), (0, 0, 8)]), lesson, K, exact=True)
+    assert full.status == "pass" and full.details == {"rounds": 8, "accepted": 16, "tokens": 25}
+    less = overfit.check_served(answered(lesson, [(), (0, 0, 4), (1, 1, 7)]), lesson, K, exact=True)
+    assert less.status == "fail" and less.value == 3 and "export, reload or serving" in less.message
+
+
+def test_an_answer_that_changed_is_judged_up_to_there_in_bf16_alone(draft: Path) -> None:
+    lesson = overfit.choose_lesson(examples(draft), inverse_map(to_maps(VOCABULARY, 256)[0], 256), K)
+    assert lesson is not None
+    changed = answered(lesson, [(), (0, 0, 4), (3, 0, 7)], other_from=14)
+    exact = overfit.check_served(changed, lesson, K, exact=True)
+    assert exact.status == "fail" and "from token 14 on" in exact.message
+    rounded = overfit.check_served(changed, lesson, K, exact=False)
+    assert rounded.status == "pass" and rounded.details["rounds"] == 4
+    early = overfit.check_served(answered(lesson, [(), (0, 0, 8)], other_from=3), lesson, K, exact=False)
+    assert early.status == "fail" and "nothing is shown" in early.message
