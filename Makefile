@@ -16,7 +16,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-next demo gpu test test-faults test-unit test-integration lint lock docs clean
+.PHONY: help setup setup-next demo gpu test test-faults test-gate test-unit test-integration lint lock docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -66,10 +66,13 @@ gpu: .venv/.ready  ## what a CUDA or ROCm box shows, as one JSON object; GPU_PYT
 	TIDE_SERVING__PYTHON=$(GPU_PYTHON) .venv/bin/python -m tide_platform.bench.gpu $(GPU_ARGS)
 
 test: setup setup-next lint  ## the test suite: fast unit tests first, then real services (20 minutes)
-	.venv/bin/pytest -m "not faults"
+	.venv/bin/pytest -m "not faults and not gate"
 
 test-faults: setup  ## the slow ones: the whole stack killed, interrupted, restarted (10 minutes)
 	.venv/bin/pytest -m faults
+
+test-gate: setup  ## the consistency gate with a real server: good drafts pass, planted faults are named (5 minutes)
+	.venv/bin/pytest tests/gate
 
 test-unit: setup  ## unit tests only (two minutes)
 	.venv/bin/pytest tests/unit

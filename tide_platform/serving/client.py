@@ -148,6 +148,18 @@ class SglangClient:
         reply = self._post("/generate", request.body(), timeout=GENERATE_TIMEOUT_S)
         return Generation.from_reply(reply, time.perf_counter() - start)
 
+    def prompt_logprobs(
+        self, input_ids: Sequence[int], top: int
+    ) -> list[list[tuple[float, int, str]] | None]:
+        """For each token of a prompt, the ``top`` likeliest in its place: (log-probability, id, text).
+
+        Nothing is said of the first. Not captured.
+        """
+        body = GenerateRequest(input_ids, 1, capture=False).body()
+        body |= {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": top}
+        reply = self._post("/generate", body, timeout=GENERATE_TIMEOUT_S)
+        return reply["meta_info"]["input_top_logprobs"]
+
     def status(self) -> dict[str, Any]:
         """The plugin's own account: adapter, verify rule, digests, capture counters."""
         return self._request("GET", "/tide/status")

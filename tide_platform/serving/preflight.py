@@ -50,7 +50,7 @@ def preflight(settings: Settings, draft_folder: Path | None = None) -> Checked:
 
     ``draft_folder``: serve this draft, in place of the one that the settings lead to.
     """
-    _check_settings(settings)
+    check_settings(settings)
     check_port(settings.serving.host, settings.serving.port)
     interpreter = probe_interpreter(find_python(settings), sorted(ADAPTERS))
     check_device(settings.serving.device, interpreter.sglang, bool(settings.serving.k))
@@ -86,7 +86,8 @@ def check_port(host: str, port: int) -> None:
         raise PortBusy(host, port, _holder(port)) from error
 
 
-def _check_settings(settings: Settings) -> None:
+def check_settings(settings: Settings) -> None:
+    """Settings that contradict each other. Raises :class:`ServingImpossible`."""
     serving = settings.serving
     if serving.device == "cpu" and serving.attention_backend not in (None, "torch_native"):
         raise ServingImpossible(

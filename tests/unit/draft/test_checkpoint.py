@@ -103,3 +103,11 @@ def test_damage_is_named(tmp_path: Path) -> None:
         load_draft(folder)
     with pytest.raises(DraftIncomplete, match=r"config\.json"):
         load_draft(tmp_path / "nowhere")
+
+
+def test_rotary_frequencies_stay_exact_when_weights_are_rounded() -> None:
+    draft, _ = random_draft(0)
+    exact = draft.inv_freq.clone()
+    rounded = draft.to(torch.bfloat16)
+    assert rounded.fc.weight.dtype == torch.bfloat16
+    assert rounded.inv_freq.dtype == torch.float32 and torch.equal(rounded.inv_freq, exact)
