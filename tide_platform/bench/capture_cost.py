@@ -1,8 +1,8 @@
 """What capture costs a server: throughput with it on against off, and its share of the scheduler's thread.
 
 One server, capture toggled by ``POST /tide/capture`` in ABBA blocks of a fixed number of requests of fixed
-length, about ten seconds each: shorter ones differ by 30 % on a shared machine; both blocks of a pair send the same prompts from an empty prefix cache, so that prompts are captured
-as well.
+length, about ten seconds each (shorter ones differ by 30 % on a shared machine). Both blocks of a pair send
+the same prompts from an empty prefix cache, so that prompts are captured as well.
 """
 
 import time
