@@ -38,7 +38,7 @@ def flow(
     server: Served, inputs: Sequence[Sequence[int]], new_tokens: int, concurrency: int, capture: bool
 ) -> TrafficReport:
     """``inputs`` one after the other, ``concurrency`` at a time, from an empty prefix cache."""
-    _flush(server)
+    flush(server)
     return asyncio.run(send(server.url, _requests(inputs, new_tokens, capture), concurrency))
 
 
@@ -49,7 +49,8 @@ def flow(
     wait=wait_fixed(0.2),
     reraise=True,
 )
-def _flush(server: Served) -> None:
+def flush(server: Served) -> None:
+    """Empties the prefix cache."""
     server.client.flush_cache()
 
 

@@ -100,6 +100,27 @@ def bytes_(
     _run(lambda: bench.run(settings, where, most=runs, say=say), json_output)
 
 
+@app.command()
+def adapt(
+    config: Config = None,
+    folder: Folder = None,
+    runs: Annotated[int | None, typer.Option("--runs", min=1, help="end after so many fine-tunings")] = None,
+    live: Annotated[bool, typer.Option(help="measure speed on live servers, at the end")] = True,
+    json_output: Json = False,
+) -> None:
+    """Acceptance and speed after adaptation, by the number of samples. Hours; goes on where it was
+    interrupted.
+    """
+    from tide_platform.bench import adapt as bench
+
+    settings, where = _settings(config), _folder(config, folder, "adapt")
+
+    def say(line: str) -> None:
+        typer.echo(line, err=json_output)
+
+    _run(lambda: bench.run(settings, where, most=runs, live=live, say=say), json_output)
+
+
 def _settings(config: Path | None) -> "Settings":
     from tide_platform.config import load_settings
 
