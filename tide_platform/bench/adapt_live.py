@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tide_platform.bench.report import Report, paired_interval, ratio_of_medians
+from tide_platform.bench.report import Report, paired_interval, paired_ratio
 from tide_platform.bench.server import Served, served
 from tide_platform.config import Settings
 
@@ -46,7 +46,7 @@ def measure(
     static, plain = _rates(passes[f"{_STATIC}_k{best[_STATIC]}"]), _rates(passes[_PLAIN])
     for name, yardstick in (("static", static), ("plain", plain)):
         case = f"{workload}_speed_over_{name}"
-        report.ratios[case] = ratio_of_medians(adapted, yardstick)
+        report.ratios[case] = paired_ratio(adapted, yardstick)
         report.intervals[case] = paired_interval(adapted, yardstick)
     for k in KS:
         lengths = [_length(passes[f"{who}_k{k}"]) for who in (_ADAPTED, _STATIC)]
