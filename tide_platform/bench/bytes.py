@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from tide_platform.bench.captured import captured
 from tide_platform.bench.report import Report
 from tide_platform.capture.packing import AuxFormat, pack, unpack
 from tide_platform.capture.record import Sample
-from tide_platform.capture.split import REFERENCE_TENANT, point
-from tide_platform.config import Settings, TideError
+from tide_platform.capture.split import REFERENCE_TENANT
+from tide_platform.config import Settings
 
 WORKLOADS = ("maths", "code")
 SEEDS = (0, 1, 2)
@@ -47,14 +48,6 @@ BASE = Form("bf16", 64)  # what the others are compared with
 FORMS = (BASE, Form("int8", 64), Form("int4", 64), Form("int4", 16))
 
 
-class NotCaptured(TideError):
-    """The server captured fewer samples than were sent."""
-
-    def __init__(self, tenant: str, found: int, wanted: int):
-        super().__init__(f"{found} of {wanted} samples of tenant {tenant} were captured; remove the folder")
-        self.tenant, self.found, self.wanted = tenant, found, wanted
-
-
 def run(
     settings: Settings,
     folder: Path,
@@ -70,7 +63,8 @@ def run(
 
     ``ratios``: ``bytes_<workload>_<form>``, bytes a training token over 3 aux + last hidden in bf16;
     ``acceptance_<workload>_<form>`` and ``general_<workload>_<form>``, acceptance length after adaptation
-    over bf16's, sums over the seeds, with intervals over requests. Raises :class:`NotCaptured`.
+    over bf16's, sums over the seeds, with intervals over requests. Raises
+    :class:`~tide_platform.bench.captured.NotCaptured`.
     """
     samples = collect(settings, folder, workloads, say)
     files = {
@@ -96,8 +90,6 @@ def collect(
     """Samples by tenant: of each workload and its held_out prompts, of the reference and general held_out
     ones.
     """
-    from tide_platform.capture.segment import read_segment
-    from tide_platform.capture.spool import sealed_segments
     from tide_platform.serving.workloads import load_workload
 
     general = load_workload("general", "traffic")
@@ -108,45 +100,10 @@ def collect(
     for workload in workloads:
         prompts[workload] = load_workload(workload, "traffic", WINDOW)
         prompts[workload + _HELD_OUT] = load_workload(workload, "held_out", HELD_OUT)
-    spool = folder / "state" / "spool"
-
-    def found() -> dict[str, list[Sample]]:
-        by_tenant: dict[str, list[Sample]] = {tenant: [] for tenant in prompts}
-        for path in sealed_segments(spool) if spool.exists() else []:
-            for sample in read_segment(path)[1]:
-                by_tenant.setdefault(sample.meta.tenant, []).append(sample)
-        return by_tenant
-
-    missing = {tenant: of for tenant, of in prompts.items() if not found()[tenant]}
-    if missing:
-        _capture(settings, folder, missing, say)
-    samples = found()
-    for tenant, of in prompts.items():
-        if len(samples[tenant]) < len(of):
-            raise NotCaptured(tenant, len(samples[tenant]), len(of))
-        samples[tenant] = sorted(samples[tenant], key=lambda s: point(s.meta.request_id, "bench"))[: len(of)]
-    return samples
-
-
-def _capture(settings: Settings, folder: Path, prompts: dict[str, Any], say: Callable[[str], None]) -> None:
-    from tide_platform.bench.server import served
-    from tide_platform.serving.traffic import run_traffic
-
     plain = settings.model_copy(deep=True)
     plain.serving.k, plain.serving.radix_cache = K, False  # no holes: they would blur what is compared
-    plain.capture.teacher_k, plain.capture.aux_format = 128, "bf16"
-    with served(plain, folder) as server:
-        for tenant, of in prompts.items():
-            say(f"capturing {len(of)} samples of tenant {tenant}")
-            run_traffic(
-                server.url,
-                of,
-                server.target,
-                concurrency=CONCURRENCY,
-                max_new_tokens=NEW_TOKENS,
-                capture=True,
-                tenant=tenant,
-            )
+    plain.capture.teacher_k = 128
+    return captured(plain, folder, prompts, new_tokens=NEW_TOKENS, concurrency=CONCURRENCY, say=say)
 
 
 def stored(sample: Sample, form: Form) -> Sample:

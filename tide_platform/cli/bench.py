@@ -100,6 +100,30 @@ def bytes_(
     _run(lambda: bench.run(settings, where, most=runs, say=say), json_output)
 
 
+@app.command()
+def replay(
+    config: Config = None,
+    folder: Folder = None,
+    runs: Annotated[
+        int | None, typer.Option("--runs", min=1, help="end after serving so many pieces")
+    ] = None,
+    quick: Quick = False,
+    json_output: Json = False,
+) -> None:
+    """Acceptance replay against live acceptance on the same prompts, by workload and k. Under an hour; goes
+    on where it was interrupted.
+    """
+    from tide_platform.bench import replay as bench
+
+    settings, where = _settings(config), _folder(config, folder, "replay-quick" if quick else "replay")
+    ks, prompts = ((1, 3), 4) if quick else (bench.KS, bench.PROMPTS)
+
+    def say(line: str) -> None:
+        typer.echo(line, err=json_output)
+
+    _run(lambda: bench.run(settings, where, ks=ks, prompts=prompts, most=runs, say=say), json_output)
+
+
 def _settings(config: Path | None) -> "Settings":
     from tide_platform.config import load_settings
 

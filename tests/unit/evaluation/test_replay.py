@@ -11,7 +11,7 @@ from tide_platform.config.schema import Training
 from tide_platform.draft.checkpoint import new_draft
 from tide_platform.draft.eagle3 import Eagle3Draft
 from tide_platform.draft.vocab import inverse_map
-from tide_platform.evaluation.acceptance import KReplay, NothingToReplay, walk
+from tide_platform.evaluation.acceptance import NothingToReplay
 from tide_platform.evaluation.replay import (
     UnsupportedVerifyRule,
     acceptance_by_position,
@@ -100,18 +100,6 @@ def test_replay_does_not_depend_on_batching(trained: Eagle3Draft) -> None:
     assert [r.sample_id for r in one] == [s.meta.sample_id for s in samples]
 
 
-def test_walk() -> None:
-    match = np.array([[1, 1], [0, 0], [1, 1], [1, 0], [0, 1]], bool)
-    ok = np.ones(5, bool)
-    # root 0 accepts 2 -> root 3 accepts 1 -> past the end
-    assert walk(match, ok, 2) == KReplay(2, 3, (2, 1))
-    assert walk(match, ok, 1) == KReplay(3, 2, (2,))  # roots 0, 2, 4
-    assert walk(match, np.array([0, 1, 1, 1, 1], bool), 2) == KReplay(
-        2, 2, (1, 1)
-    )  # 0 unseen; 1 misses; 2 takes all
-    assert walk(match[:0], ok[:0], 2) == KReplay(0, 0, (0, 0))
-
-
 def test_holes_and_stretches_are_replayed() -> None:
     draft, embed = random_draft(0)
     parts = tiny_parts()
@@ -126,8 +114,8 @@ def test_holes_and_stretches_are_replayed() -> None:
 def test_named_errors() -> None:
     draft, _ = random_draft(0)
     sample = random_sample(np.random.default_rng(0), "x", 12, 4, 0, 0.0)
-    odd = Sample(make_meta("x", 12, 4, verify_rule="rejection"), sample.tensors)
-    with pytest.raises(UnsupportedVerifyRule, match="rejection"):
+    odd = Sample(make_meta("x", 12, 4, verify_rule="typical"), sample.tensors)
+    with pytest.raises(UnsupportedVerifyRule, match="typical"):
         replay(draft, tiny_parts(), [odd], 2)
     with pytest.raises(NothingToReplay):
         acceptance_length([], 2)

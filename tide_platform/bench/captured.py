@@ -1,0 +1,106 @@
+"""Samples for an experiment, captured once from a server of its own; an interrupted capture goes on."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tide_platform.capture.record import Sample
+from tide_platform.config import Settings, TideError
+
+if TYPE_CHECKING:
+    from tide_platform.serving.workloads import Prompt
+
+
+class NotCaptured(TideError):
+    """The server captured fewer samples than were sent."""
+
+    def __init__(self, tenant: str, found: int, wanted: int):
+        super().__init__(f"{found} of {wanted} samples of tenant {tenant} were captured; remove the folder")
+        self.tenant, self.found, self.wanted = tenant, found, wanted
+
+
+def request_id(tenant: str, number: int) -> str:
+    """The id of the request that sends a tenant's prompt ``number``."""
+    return f"{tenant}-{number:04d}"
+
+
+def captured(
+    settings: Settings,
+    folder: Path,
+    prompts: "Mapping[str, Sequence[Prompt]]",
+    *,
+    new_tokens: int,
+    concurrency: int,
+    temperatures: Mapping[str, float] | None = None,
+    say: Callable[[str], None],
+) -> dict[str, list[Sample]]:
+    """By tenant, the sample of each of its ``prompts``, in their order: those in ``folder``, the others sent
+    to a server with these settings, whose capture keeps everything in bf16.
+
+    ``temperatures``: of tenants that are not greedy. Raises :class:`NotCaptured`.
+    """
+    missing = {tenant: _missing(folder, tenant, of) for tenant, of in prompts.items()}
+    if any(missing.values()):
+        whole = settings.model_copy(deep=True)
+        whole.capture.enabled, whole.capture.sampling_rate, whole.capture.default = True, 1.0, "allow"
+        whole.capture.aux_format = "bf16"
+        _send(whole, folder, prompts, missing, new_tokens, concurrency, temperatures or {}, say)
+    samples = _found(folder)
+    for tenant, of in prompts.items():
+        if missing := _missing(folder, tenant, of):
+            raise NotCaptured(tenant, len(of) - len(missing), len(of))
+    return {
+        tenant: [samples[request_id(tenant, number)] for number in range(len(of))]
+        for tenant, of in prompts.items()
+    }
+
+
+def _found(folder: Path) -> dict[str, Sample]:
+    """Samples by request."""
+    from tide_platform.capture.segment import read_segment
+    from tide_platform.capture.spool import sealed_segments
+
+    spool = folder / "state" / "spool"
+    paths = sealed_segments(spool) if spool.exists() else []
+    return {sample.meta.request_id: sample for path in paths for sample in read_segment(path)[1]}
+
+
+def _missing(folder: Path, tenant: str, prompts: Sequence[object]) -> list[int]:
+    found = _found(folder)
+    return [number for number in range(len(prompts)) if request_id(tenant, number) not in found]
+
+
+def _send(
+    settings: Settings,
+    folder: Path,
+    prompts: "Mapping[str, Sequence[Prompt]]",
+    missing: Mapping[str, Sequence[int]],
+    new_tokens: int,
+    concurrency: int,
+    temperatures: Mapping[str, float],
+    say: Callable[[str], None],
+) -> None:
+    from tide_platform.bench.server import served
+    from tide_platform.serving.chat import encode_prompts
+    from tide_platform.serving.client import GenerateRequest
+    from tide_platform.serving.traffic import send
+
+    with served(settings, folder) as server:
+        for tenant, numbers in missing.items():
+            if not numbers:
+                continue
+            say(f"capturing {len(numbers)} samples of tenant {tenant}")
+            inputs = encode_prompts(server.target, [prompts[tenant][number] for number in numbers])
+            requests = [
+                GenerateRequest(
+                    ids,
+                    new_tokens,
+                    temperatures.get(tenant, 0.0),
+                    capture=True,
+                    tenant=tenant,
+                    rid=request_id(tenant, number),
+                )
+                for number, ids in zip(numbers, inputs, strict=True)
+            ]
+            asyncio.run(send(server.url, requests, concurrency))
