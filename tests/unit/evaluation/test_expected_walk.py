@@ -97,7 +97,9 @@ def test_rejection_on_stored_text_is_the_kernel_on_average(k: int, seed: int) ->
     assert replayed == pytest.approx(live[1:], abs=1e-9)
 
 
-def target_only_rounds(p: Callable, best: Callable, k: int, text: Text = ()) -> Iterator[tuple[float, int, int]]:
+def target_only_rounds(
+    p: Callable, best: Callable, k: int, text: Text = ()
+) -> Iterator[tuple[float, int, int]]:
     """The same of tree_speculative_sampling_target_only with the argmax drafts of ``best``."""
     if len(text) >= N:
         yield 1.0, 0, 0
