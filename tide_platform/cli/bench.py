@@ -124,6 +124,18 @@ def replay(
     _run(lambda: bench.run(settings, where, ks=ks, prompts=prompts, most=runs, say=say), json_output)
 
 
+@app.command("cost-model")
+def cost_model(config: Config = None, quick: Quick = False, json_output: Json = False) -> None:
+    """What a draft step and a verify pass cost, in plain steps, by batch size and k; kept in STATE for the
+    verdicts.
+    """
+    from tide_platform.bench import cost_model as bench
+
+    settings = _settings(config)
+    batches, ks = ((1, 4), (1, 3)) if quick else (bench.BATCHES, bench.KS)
+    _run(lambda: bench.run(settings, batches=batches, ks=ks), json_output)
+
+
 def _settings(config: Path | None) -> "Settings":
     from tide_platform.config import load_settings
 
