@@ -3,8 +3,8 @@
 A round at batch size b costs ``c k + beta(k)`` plain steps of that batch. Its cost is measured; which part of
 it are the k draft steps is told by the target alone: a verify pass has the rows of a plain step of k + 1
 times the batch, so ``T(b (k + 1)) / T(b)`` stands for beta when c is fitted (as TIDE profiles it), by least
-squares through the rounds of all k. beta is then what is left of the measured round, so that ``c k + beta(k)``
-is that round, exactly, whatever c.
+squares through the rounds of all k. beta is then what is left of the measured round, so that
+``c k + beta(k)`` is that round, exactly, whatever c.
 """
 
 import statistics

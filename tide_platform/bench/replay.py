@@ -66,6 +66,22 @@ class Piece:
     def path(self, folder: Path) -> Path:
         return folder / "live" / f"k{self.k}-{self.tenant}.json"
 
+    def answers(self, folder: Path, prompts: int | None = None) -> dict[str, dict[str, Any]]:
+        """By request, of the first ``prompts`` prompts: rounds, accepted drafts, rounds by accepted drafts,
+        the answer's tokens.
+        """
+        path = self.path(folder)
+        found = json.loads(path.read_text()) if path.exists() else {}
+        if prompts is None:
+            return found
+        wanted = [request_id(self.tenant, number) for number in range(prompts)]
+        return {request: found[request] for request in wanted if request in found}
+
+    def missing(self, folder: Path, prompts: int) -> list[int]:
+        """Numbers of the prompts that have no answer."""
+        found = self.answers(folder)
+        return [number for number in range(prompts) if request_id(self.tenant, number) not in found]
+
 
 def run(
     settings: Settings,
@@ -89,23 +105,31 @@ def run(
     own = settings.model_copy(deep=True)
     own.serving.dtype, own.serving.k = "float32", SAMPLED_K
     own.serving.radix_cache = False  # no holes: they would blur what is compared
-    sent = _prompts(workloads, prompts)
-    samples = captured(
-        own,
-        folder,
-        sent,
-        new_tokens=NEW_TOKENS,
-        concurrency=CONCURRENCY,
-        temperatures={tenant_of(workload, TEMPERATURE): TEMPERATURE for workload in workloads},
-        say=say,
-    )
-    pieces = [Piece(k, 0.0, workload) for k in ks for workload in workloads]
-    pieces += [Piece(SAMPLED_K, TEMPERATURE, workload) for workload in workloads if SAMPLED_K in ks]
-    left = sorted(piece for piece in pieces if not piece.path(folder).exists())
-    for k, of in groupby(left[:most], lambda piece: piece.k):
-        _serve(own, folder, k, list(of), sent, say)
-    done = [piece for piece in pieces if piece.path(folder).exists()]
-    return _report(own, folder, done, samples, max(ks))
+    greedy = [Piece(k, 0.0, workload) for workload in workloads for k in ks]
+    sampled = [Piece(SAMPLED_K, TEMPERATURE, workload) for workload in workloads if SAMPLED_K in ks]
+    done: dict[Piece, dict[str, Any]] = {}
+    samples: dict[str, list[Sample]] = {}
+    for pieces in (greedy, sampled):  # greedy to the end first
+        sent = {piece.tenant: _prompts(piece.workload, prompts) for piece in pieces}
+        left = sorted(piece for piece in pieces if piece.missing(folder, prompts))
+        if most is not None:
+            left = left[:most]
+            most -= len(left)
+        asked = {piece.tenant for piece in pieces if piece in left or piece.answers(folder, prompts)}
+        samples |= captured(
+            own,
+            folder,
+            {tenant: of for tenant, of in sent.items() if tenant in asked},
+            new_tokens=NEW_TOKENS,
+            concurrency=CONCURRENCY,
+            temperatures={tenant_of(workload, TEMPERATURE): TEMPERATURE for workload in workloads},
+            say=say,
+        )
+        for k, of in groupby(left, lambda piece: piece.k):
+            _serve(own, folder, k, list(of), sent, say)
+        answered = {piece: piece.answers(folder, prompts) for piece in pieces}
+        done |= {piece: answers for piece, answers in answered.items() if answers}
+    return _report(own, done, samples, max(ks))
 
 
 def tenant_of(workload: str, temperature: float) -> str:
@@ -113,68 +137,71 @@ def tenant_of(workload: str, temperature: float) -> str:
     return f"{workload}-t{temperature:g}"
 
 
-def _prompts(workloads: Sequence[str], count: int) -> "dict[str, list[Prompt]]":
+def _prompts(workload: str, count: int) -> "list[Prompt]":
     from tide_platform.serving.workloads import load_workload
 
-    return {
-        tenant_of(workload, temperature): load_workload(workload, "held_out", count)
-        for temperature in (0.0, TEMPERATURE)
-        for workload in workloads
-    }
+    return load_workload(workload, "held_out", count)
 
 
 def _serve(
     settings: Settings,
     folder: Path,
     k: int,
-    pieces: "Sequence[Piece]",
+    pieces: Sequence[Piece],
     prompts: "dict[str, list[Prompt]]",
     say: Callable[[str], None],
 ) -> None:
-    """A server at ``k`` answers the pieces, uncaptured; each becomes a file."""
+    """A server at ``k`` answers what is missing of the pieces, uncaptured."""
     from tide_platform.bench.server import served
 
     own = settings.model_copy(deep=True)
     own.serving.k, own.capture.enabled = k, False
     with served(own, folder / "servers" / f"k{k}") as server:
         for piece in pieces:
-            answers = _answers(server, piece, prompts[piece.tenant])
-            path = piece.path(folder)
-            path.parent.mkdir(exist_ok=True)
-            work = path.with_suffix(".new")
-            work.write_text(json.dumps(answers) + "\n")
-            work.replace(path)
-            say(f"served {len(answers)} prompts of {piece.tenant} at k = {k}")
+            answered = _ask(server, folder, piece, prompts[piece.tenant])
+            say(f"served {answered} prompts of {piece.tenant} at k = {k}")
 
 
-def _answers(server: "Served", piece: Piece, prompts: "Sequence[Prompt]") -> dict[str, dict[str, Any]]:
-    """By request: rounds, accepted drafts, rounds by accepted drafts, and the answer's tokens."""
+def _ask(server: "Served", folder: Path, piece: Piece, prompts: "Sequence[Prompt]") -> int:
+    """Sends the prompts that are missing; what was answered is kept, whatever ends this."""
     from tide_platform.serving.chat import encode_prompts
-    from tide_platform.serving.client import GenerateRequest
+    from tide_platform.serving.client import GenerateRequest, Generation
     from tide_platform.serving.traffic import TrafficFailed, send
 
+    missing = piece.missing(folder, len(prompts))
     requests = [
         GenerateRequest(
             ids, NEW_TOKENS, piece.temperature, capture=False, rid=request_id(piece.tenant, number)
         )
-        for number, ids in enumerate(encode_prompts(server.target, prompts))
+        for number, ids in zip(
+            missing, encode_prompts(server.target, [prompts[n] for n in missing]), strict=True
+        )
     ]
-    found = asyncio.run(send(server.url, requests, CONCURRENCY))
-    if found.errors:
-        raise TrafficFailed(f"{len(found.errors)} requests failed, the first: {found.errors[0]}")
-    return {
-        g.rid: {
+    answers = piece.answers(folder)
+
+    def keep(g: Generation) -> None:
+        answers[g.rid] = {
             "rounds": g.verify_rounds,
             "accepted": g.accepted_drafts,
             "rounds_by_accepted": g.rounds_by_accepted,
             "output_ids": g.output_ids,
         }
-        for g in found.per_request
-    }
+
+    try:
+        found = asyncio.run(send(server.url, requests, CONCURRENCY, on_progress=keep))
+    finally:
+        path = piece.path(folder)
+        path.parent.mkdir(exist_ok=True)
+        work = path.with_suffix(".new")
+        work.write_text(json.dumps(answers) + "\n")
+        work.replace(path)
+    if found.errors:
+        raise TrafficFailed(f"{len(found.errors)} requests failed, the first: {found.errors[0]}")
+    return len(missing)
 
 
 def _report(
-    settings: Settings, folder: Path, done: Sequence[Piece], samples: dict[str, list[Sample]], k_max: int
+    settings: Settings, done: dict[Piece, dict[str, Any]], samples: dict[str, list[Sample]], k_max: int
 ) -> Report:
     import torch
 
@@ -184,30 +211,30 @@ def _report(
 
     torch.set_num_threads(settings.training.threads)
     draft, target = load_draft(resolve_draft(settings)), load_target_parts(resolve_target(settings))
-    report = Report(
-        "replay", {}, raw={"dtype": settings.serving.dtype, "server_threads": settings.serving.threads}
-    )
-    report.raw |= {"prompts": PROMPTS, "new_tokens": NEW_TOKENS, "cases": {}}
+    report = Report("replay", {}, raw={"new_tokens": NEW_TOKENS, "cases": {}})
+    report.raw |= {"dtype": settings.serving.dtype, "server_threads": settings.serving.threads}
     for tenant in dict.fromkeys(piece.tenant for piece in done):
-        of = [piece for piece in done if piece.tenant == tenant]
-        stored = samples[tenant]
+        of_tenant = {piece: answers for piece, answers in done.items() if piece.tenant == tenant}
+        stored, sampled = samples[tenant], tenant.endswith(f"{TEMPERATURE:g}")
         replays = _replays(draft, target, stored, k_max)
-        packed = _replays(draft, target, _packed(stored), k_max) if not of[0].temperature else None
-        for piece in of:
-            answers = json.loads(piece.path(folder).read_text())
-            kind, case = ("sampled" if piece.temperature else "live"), f"{piece.workload}_k{piece.k}"
+        packed = [] if sampled else _replays(draft, target, _packed(stored), k_max)
+        for piece, answers in of_tenant.items():
+            case = f"{piece.workload}_k{piece.k}"
             live = _live(answers, piece.k)
-            _add(report, f"{kind}_{case}", live, replays, piece.k)
-            report.raw["cases"][f"{kind}_{case}"]["same_text"] = _same_text(answers, stored)
-            if packed is not None:
+            name = f"{'sampled' if sampled else 'live'}_{case}"
+            _add(report, name, live, replays, piece.k)
+            report.raw["cases"][name]["same_text"] = _same_text(answers, stored)
+            if packed:
                 _add(report, f"packed_{case}", live, packed, piece.k)
-        if of[0].temperature:
-            own = {
-                s.meta.request_id: {"rounds": s.meta.verify_rounds, "accepted": s.meta.accepted_drafts}
-                for s in stored
-            }
-            _add(report, f"own_{of[0].workload}_k{SAMPLED_K}", _live(own, SAMPLED_K), replays, SAMPLED_K)
+            if sampled:
+                _add(report, f"own_{case}", _live(_counted(stored), piece.k), replays, piece.k)
     return report
+
+
+def _counted(samples: Iterable[Sample]) -> dict[str, dict[str, Any]]:
+    """What the server counted of the captured requests themselves."""
+    metas = [sample.meta for sample in samples]
+    return {m.request_id: {"rounds": m.verify_rounds, "accepted": m.accepted_drafts} for m in metas}
 
 
 def _replays(
@@ -243,14 +270,15 @@ def _live(answers: dict[str, dict[str, Any]], k: int) -> list[RequestReplay]:
 def _add(
     report: Report, case: str, live: Sequence[RequestReplay], replays: Sequence[RequestReplay], k: int
 ) -> None:
-    replayed = {each.request_id for each in replays}
+    of_replay = {each.request_id: each.by_k[k] for each in replays}
     for each in live:
-        if each.request_id not in replayed and each.by_k[k].rounds:
+        if each.request_id not in of_replay and each.by_k[k].rounds:
             raise AnswersDiffer(each.request_id)
-    both = [each for each in live if each.request_id in replayed]
+    both = [each for each in live if each.request_id in of_replay]
+    asked = {each.request_id for each in both}
+    replays = [each for each in replays if each.request_id in asked]
     found = compare(both, replays, k, confidence=0.975)
     report.ratios[case], report.intervals[case] = found.ratio, (found.lower, found.upper)
-    of_replay = {each.request_id: each.by_k[k] for each in replays}
     report.raw["cases"][case] = {
         "live": found.champion,
         "replay": found.challenger,
@@ -267,8 +295,6 @@ def _row(live: KReplay, replayed: KReplay) -> list[float]:
 
 def _same_text(answers: dict[str, dict[str, Any]], samples: Sequence[Sample]) -> float:
     """Share of the answers that are the stored ones, token for token."""
-    same = 0
-    for sample in samples:
-        answer = sample.tensors["input_ids"][sample.meta.prompt_tokens :].tolist()
-        same += answers[sample.meta.request_id]["output_ids"] == answer
-    return same / len(samples)
+    stored = {s.meta.request_id: s.tensors["input_ids"][s.meta.prompt_tokens :].tolist() for s in samples}
+    same = [of["output_ids"] == stored[request] for request, of in answers.items()]
+    return sum(same) / len(same)

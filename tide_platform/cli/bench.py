@@ -107,21 +107,24 @@ def replay(
     runs: Annotated[
         int | None, typer.Option("--runs", min=1, help="end after serving so many pieces")
     ] = None,
+    prompts: Annotated[
+        int | None, typer.Option("--prompts", min=1, help="of each workload; default: 64")
+    ] = None,
     quick: Quick = False,
     json_output: Json = False,
 ) -> None:
     """Acceptance replay against live acceptance on the same prompts, by workload and k. Under an hour; goes
-    on where it was interrupted.
+    on where it was interrupted, also with more prompts.
     """
     from tide_platform.bench import replay as bench
 
-    settings, where = _settings(config), _folder(config, folder, "replay-quick" if quick else "replay")
-    ks, prompts = ((1, 3), 4) if quick else (bench.KS, bench.PROMPTS)
+    settings, where = _settings(config), _folder(config, folder, "replay")
+    ks, count = ((1, 3), 4) if quick else (bench.KS, bench.PROMPTS)
 
     def say(line: str) -> None:
         typer.echo(line, err=json_output)
 
-    _run(lambda: bench.run(settings, where, ks=ks, prompts=prompts, most=runs, say=say), json_output)
+    _run(lambda: bench.run(settings, where, ks=ks, prompts=prompts or count, most=runs, say=say), json_output)
 
 
 @app.command("cost-model")
