@@ -110,6 +110,12 @@ def speeds(by_position: Sequence[float], costs: BatchCosts) -> dict[int, float]:
     return {k: speed(by_position, k, costs) for k in ks}
 
 
+def speeds_of(lengths: Sequence[float], costs: BatchCosts) -> dict[int, float]:
+    """The same from acceptance lengths at k = 1, 2, ..., as replay gives them for each k."""
+    found = {k: tokens / costs.round(k) for k, tokens in enumerate(lengths, start=1) if k in costs.verify}
+    return {0: 1.0} | found
+
+
 def best_k(by_speed: Mapping[int, float]) -> int:
     """The fastest k; the smallest of those that are equally fast."""
     return min(by_speed, key=lambda k: (-by_speed[k], k))

@@ -16,6 +16,7 @@ from tide_platform.evaluation.cost_model import (
     expected_tokens,
     speed,
     speeds,
+    speeds_of,
 )
 
 COSTS = BatchCosts(40.0, 0.1, {1: 1.1, 2: 1.2, 3: 1.35})
@@ -44,6 +45,7 @@ def test_speed_by_hand() -> None:
     }
     assert best_k(found) == 2 == best_k_by_margin(rates, COSTS)
     assert list(speeds(rates[:1], COSTS)) == [0, 1]
+    assert speeds_of([1.8, 2.2, 2.4, 2.5], COSTS) == pytest.approx(found)
 
 
 def test_a_draft_that_never_hits_is_not_worth_running() -> None:
