@@ -50,7 +50,7 @@ def run(settings: Settings, *, batches: Sequence[int], ks: Sequence[int]) -> Rep
 
     ``raw``: every measurement in milliseconds, and tokens a round, which the ratio does not depend on.
     """
-    measured = measure(settings, list(product((0, *ks), batches)))
+    measured = measure(settings, list(product((0, *ks), batches)), REPETITIONS)
     cost = measured.ms
     report = Report("serve", {}, raw=measured.raw())
     report.raw |= {"server_threads": settings.serving.threads, "dtype": settings.serving.dtype}
@@ -63,10 +63,11 @@ def run(settings: Settings, *, batches: Sequence[int], ks: Sequence[int]) -> Rep
     return report
 
 
-def measure(settings: Settings, cases: Sequence[tuple[int, int]], repetitions: int = REPETITIONS) -> Measured:
-    """Every ``(k, batch)`` of ``cases`` once a repetition, in turn, forwards and backwards; k = 0 is a step
-    of the target alone. Raises :class:`BatchDivided`.
+def measure(settings: Settings, cases: Sequence[tuple[int, int]], repetitions: int) -> Measured:
+    """Every ``(k, batch)`` of ``cases`` once a repetition, in turn, forwards and backwards, those of a batch
+    size one beside the other; k = 0 is a step of the target alone. Raises :class:`BatchDivided`.
     """
+    cases = sorted(cases, key=lambda case: (case[1], case[0]))
     folder = settings.state / "bench" / "serve"
     own = settings.model_copy(deep=True)
     own.serving.max_running_requests = max(own.serving.max_running_requests, *(batch for _, batch in cases))
