@@ -117,17 +117,19 @@ def _compare(
         samples = fill_prefixes(samples, donors=store.load(donor_ids, version=version))
     able = [sample for sample in samples if not_replayable(sample) is None]
     dtype = getattr(torch, settings.serving.dtype)
-    of_both = [replay(load_draft(folder), target, able, max(k, CURVE_K), dtype=dtype) for folder in drafts]
-    compared = compare(*of_both, k, settings.gate.confidence, margin=settings.gate.min_gain)
+    of_champion, of_challenger = (
+        replay(load_draft(folder), target, able, max(k, CURVE_K), dtype=dtype) for folder in drafts
+    )
+    compared = compare(of_champion, of_challenger, k, settings.gate.confidence, margin=settings.gate.min_gain)
     return Comparison(
         requests=compared.requests,
-        champion=_measured(of_both[0], k),
-        challenger=_measured(of_both[1], k),
+        champion=_measured(of_champion, k),
+        challenger=_measured(of_challenger, k),
         gain=Interval(compared.ratio - 1, compared.lower - 1, compared.upper - 1),
         evidence=compared.evidence,
-        slices=by_slice(*of_both, k),
+        slices=by_slice(of_champion, of_challenger, k),
         left_out=len(samples) - len(able),
-        slack=max((each.slack for each in of_both[0]), default=0.0),
+        slack=max((each.slack for each in of_champion), default=0.0),
     )
 
 

@@ -105,8 +105,10 @@ def target_chances(sample: Sample, target: TargetParts) -> TargetChances:
     if "last_hidden" in tensors:
         low, high = _from_last_hidden(sample, target, index, told, limits)
     else:
-        stored = (tensors[name][told].astype(np.float64) for name in ("teacher_logp", "token_logp"))
-        low, high = token_bounds(*stored, vocabulary, *limits)
+        logp_MK, token_logp_M = (
+            tensors[name][told].astype(np.float64) for name in ("teacher_logp", "token_logp")
+        )
+        low, high = token_bounds(logp_MK, token_logp_M, vocabulary, *limits)
     log_p_T[index[told]] = (low + high) / 2
     slack = float(np.nanmax(high - low, initial=0.0))
     return TargetChances(meta.start_pos, log_p_T, slack)

@@ -119,7 +119,7 @@ def bounds(ratios: np.ndarray, requests: int, confidence: float) -> tuple[float,
 
     level = 1 - confidence
     if requests > 1:
-        level = norm.cdf(np.sqrt(requests / (requests - 1)) * t.ppf(level, requests - 1))
+        level = float(norm.cdf(np.sqrt(requests / (requests - 1)) * t.ppf(level, requests - 1)))
     lower, upper = np.quantile(ratios, [level, 1 - level])
     return float(lower), float(upper)
 

@@ -59,7 +59,7 @@ def test_bootstrap_promotes_one_equal_draft_in_a_hundred_at_one_look_and_more_at
     """Why a verdict that is looked at again needs the sequence."""
     assert promoted_by_bootstrap(equal, 200, 0.99).mean() <= 0.01
     few = equal.first(200)
-    assert np.any([promoted_by_bootstrap(few, n + 1, 0.99) for n in LOOKS], axis=0).mean() >= 0.03
+    assert np.any([promoted_by_bootstrap(few, int(n) + 1, 0.99) for n in LOOKS], axis=0).mean() >= 0.03
 
 
 def test_the_gate_of_one_look_promotes_no_equal_draft(equal: Experiments) -> None:
@@ -119,11 +119,11 @@ def test_requests_count_in_the_order_of_their_arrival_and_stretches_as_one() -> 
     tokens, a, b = of.tokens_TN[0], of.rounds_a_TN[0], of.rounds_b_TN[0]
     found = evidence(replays(tokens, a), replays(tokens, b), K, 0.95)
     order = np.random.default_rng(0).permutation(30)
-    shuffled = [[pair[i] for i in order] for pair in (replays(tokens, a), replays(tokens, b))]
-    assert evidence(*shuffled, K, 0.95) == found, "by captured_at, however they are given"
+    one, other = ([pair[i] for i in order] for pair in (replays(tokens, a), replays(tokens, b)))
+    assert evidence(one, other, K, 0.95) == found, "by captured_at, however they are given"
     halves = [RequestReplay("r", f"s{i}", 5, {K: KReplay(3, 2, (2, 0))}, 5, float(i)) for i in range(4)]
-    one = evidence(halves, halves, K, 0.95)
-    assert one.requests == 1 and one.ratio == 1 and one.lower < 1 < one.upper and one.e_value <= 1
+    same = evidence(halves, halves, K, 0.95)
+    assert same.requests == 1 and same.ratio == 1 and same.lower < 1 < same.upper and same.e_value <= 1
 
 
 def test_a_comparison_carries_both() -> None:
