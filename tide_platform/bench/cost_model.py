@@ -9,7 +9,6 @@ squares through the rounds of all k. beta is then what is left of the measured r
 
 import statistics
 from collections.abc import Sequence
-from itertools import product
 
 from tide_platform.bench import serve
 from tide_platform.bench.report import Report, paired_interval, ratio_of_medians
@@ -32,22 +31,22 @@ def run(
     ``ratios``, in plain steps of the batch: ``draft_batch_<b>`` is c, ``verify_k<k>_batch_<b>`` beta,
     ``round_k<k>_batch_<b>`` their sum, which is what was measured, with its interval.
     """
-    plain = sorted({batch * rows for batch in batches for rows in (1, *(k + 1 for k in ks))})
-    cases = [(0, batch) for batch in plain] + list(product(ks, batches))
-    measured = serve.measure(settings, cases, repetitions)
-    report = Report("cost-model", {}, raw=measured.raw())
+    # one k at a time beside the target alone: as many servers as k have no room on a small machine
+    measured = {k: serve.measure(settings, _cases(k, batches), repetitions) for k in ks}
+    report = Report("cost-model", {}, raw={f"k{k}": of.raw() for k, of in measured.items()})
     by_batch = {}
     for batch in batches:
-        step = measured.ms[0, batch]
-        rounds = {k: ratio_of_medians(measured.ms[k, batch], step) for k in ks}
-        rows = {k: ratio_of_medians(measured.ms[0, batch * (k + 1)], step) for k in ks}
-        costs = fit(statistics.median(step), rounds, rows)
-        by_batch[batch] = costs
-        report.ratios[f"draft_batch_{batch}"] = costs.draft
-        for k in ks:
-            report.ratios[f"verify_k{k}_batch_{batch}"] = costs.verify[k]
+        rounds, rows, steps = {}, {}, []
+        for k, of in measured.items():
+            step = of.ms[0, batch]
+            steps += step
+            rounds[k] = ratio_of_medians(of.ms[k, batch], step)
+            rows[k] = ratio_of_medians(of.ms[0, batch * (k + 1)], step)
             report.ratios[f"round_k{k}_batch_{batch}"] = rounds[k]
-            report.intervals[f"round_k{k}_batch_{batch}"] = paired_interval(measured.ms[k, batch], step)
+            report.intervals[f"round_k{k}_batch_{batch}"] = paired_interval(of.ms[k, batch], step)
+        by_batch[batch] = fit(statistics.median(steps), rounds, rows)
+        report.ratios[f"draft_batch_{batch}"] = by_batch[batch].draft
+        report.ratios |= {f"verify_k{k}_batch_{batch}": by_batch[batch].verify[k] for k in ks}
         report.raw[f"steps_of_more_rows_batch_{batch}"] = rows
     conditions = report.conditions | {
         "device": settings.serving.device,
@@ -55,9 +54,15 @@ def run(
         "server_threads": settings.serving.threads,
     }
     path = settings.state / FILE
-    CostModel(by_batch, measured.target_digest, conditions).write(path)
+    CostModel(by_batch, next(iter(measured.values())).target_digest, conditions).write(path)
     report.notes.append(f"written to {path}")
     return report
+
+
+def _cases(k: int, batches: Sequence[int]) -> list[tuple[int, int]]:
+    """Rounds of ``k`` at each batch size; plain steps of that many requests and of k + 1 times as many."""
+    plain = sorted({batch * rows for batch in batches for rows in (1, k + 1)})
+    return [(0, batch) for batch in plain] + [(k, batch) for batch in batches]
 
 
 def fit(step_ms: float, rounds: dict[int, float], rows: dict[int, float]) -> BatchCosts:

@@ -113,8 +113,8 @@ def replay(
     quick: Quick = False,
     json_output: Json = False,
 ) -> None:
-    """Acceptance replay against live acceptance on the same prompts, by workload and k. Under an hour; goes
-    on where it was interrupted, also with more prompts.
+    """Acceptance replay against live acceptance on the same prompts, by workload and k. Half an hour;
+    goes on where it was interrupted, also with more prompts.
     """
     from tide_platform.bench import replay as bench
 

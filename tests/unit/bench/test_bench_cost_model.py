@@ -16,7 +16,10 @@ def milliseconds(k: int, batch: int) -> float:
 
 
 def test_a_known_machine_is_found_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together: list[set[int]] = []
+
     def measure(settings: Settings, cases: list[tuple[int, int]], repetitions: int) -> serve.Measured:
+        together.append({k for k, _ in cases})
         ms = {(k, batch): [milliseconds(k, batch) * f for f in (1, 1.1, 0.9)] for k, batch in cases}
         return serve.Measured(ms, {k: [1.5] for k, _ in cases}, "digest")
 
@@ -29,6 +32,7 @@ def test_a_known_machine_is_found_and_kept(tmp_path: Path, monkeypatch: pytest.M
     assert report.ratios["round_k2_batch_1"] == pytest.approx(50 / 40)
     low, high = report.intervals["round_k2_batch_1"]
     assert low <= 1.25 <= high
+    assert together == [{0, 1}, {0, 2}, {0, 3}], "two servers at a time"
     kept = CostModel.read(tmp_path / FILE)
     assert kept is not None and kept.target_digest == "digest" and kept.conditions["dtype"] == "bfloat16"
     assert kept.at(8).step_ms == pytest.approx(47)
