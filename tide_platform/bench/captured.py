@@ -57,13 +57,14 @@ def captured(
 
 
 def _found(folder: Path) -> dict[str, Sample]:
-    """Samples by request."""
+    """Samples by request; one that an interrupted run aborted is none."""
     from tide_platform.capture.segment import read_segment
     from tide_platform.capture.spool import sealed_segments
 
     spool = folder / "state" / "spool"
     paths = sealed_segments(spool) if spool.exists() else []
-    return {sample.meta.request_id: sample for path in paths for sample in read_segment(path)[1]}
+    samples = (sample for path in paths for sample in read_segment(path)[1])
+    return {s.meta.request_id: s for s in samples if "aborted" not in s.meta.flags}
 
 
 def _missing(folder: Path, tenant: str, prompts: Sequence[object]) -> list[int]:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.synthetic import make_sample
+from tests.synthetic import STREAM, make_sample
 from tide_platform.bench import captured as bench
 from tide_platform.bench.captured import NotCaptured, captured, request_id
 from tide_platform.capture.record import Sample
+from tide_platform.capture.segment import SegmentWriter
 from tide_platform.config import Settings
 
 
@@ -62,3 +63,13 @@ def test_only_what_is_missing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_lost_sample_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotCaptured, match="1 of 2 samples of tenant maths were captured"):
         collect(Server({"maths-0001"}), monkeypatch, maths=2)
+
+
+def test_an_aborted_sample_is_sent_again(tmp_path: Path) -> None:
+    spool = tmp_path / "state" / "spool"
+    spool.mkdir(parents=True)
+    segment = SegmentWriter(spool, STREAM)
+    for name, flags in (("maths-0000", ()), ("maths-0001", ("aborted",))):
+        segment.append(make_sample(name, 8, request_id=name, flags=flags))
+    segment.seal()
+    assert bench._missing(tmp_path, "maths", ["prompt"] * 3) == [1, 2]
