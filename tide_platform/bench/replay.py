@@ -222,7 +222,7 @@ def _report(
             case = f"{piece.workload}_k{piece.k}"
             live = _live(answers, piece.k)
             name = f"{'sampled' if sampled else 'live'}_{case}"
-            _add(report, name, live, replays, piece.k)
+            _add(report, name, live, replays, piece.k, drawn_again=sampled)
             report.raw["cases"][name]["same_text"] = _same_text(answers, stored)
             if packed:
                 _add(report, f"packed_{case}", live, packed, piece.k)
@@ -268,11 +268,19 @@ def _live(answers: dict[str, dict[str, Any]], k: int) -> list[RequestReplay]:
 
 
 def _add(
-    report: Report, case: str, live: Sequence[RequestReplay], replays: Sequence[RequestReplay], k: int
+    report: Report,
+    case: str,
+    live: Sequence[RequestReplay],
+    replays: Sequence[RequestReplay],
+    k: int,
+    drawn_again: bool = False,
 ) -> None:
+    """``drawn_again``: the live answers are other draws; those to a prompt whose stored one has no round are
+    left out.
+    """
     of_replay = {each.request_id: each.by_k[k] for each in replays}
     for each in live:
-        if each.request_id not in of_replay and each.by_k[k].rounds:
+        if each.request_id not in of_replay and each.by_k[k].rounds and not drawn_again:
             raise AnswersDiffer(each.request_id)
     both = [each for each in live if each.request_id in of_replay]
     asked = {each.request_id for each in both}

@@ -141,8 +141,13 @@ def test_what_a_piece_lacks_is_told_by_prompt(tmp_path: Path) -> None:
     assert list(piece.answers(tmp_path, 3)) == ["maths-t0-0001"]
 
 
-def test_rounds_without_a_stored_round_are_an_error(settings: Settings) -> None:
+def test_rounds_without_a_stored_round_are_an_error_unless_they_were_drawn_again(settings: Settings) -> None:
     report = bench.Report("replay", {}, conditions={})
-    live = bench._live({"a": {"rounds": 3, "accepted": 1, "output_ids": [1, 2, 3]}}, 1)
+    one = {"rounds": 3, "accepted": 1, "rounds_by_accepted": [2, 1], "output_ids": [1, 2, 3]}
+    answered = {"a": one, "b": one}
+    live = bench._live(answered, 1)
+    (stored,) = bench._live({"b": answered["b"]}, 1)
+    bench._add(report, "case", live, [stored], 1, drawn_again=True)
+    assert list(report.raw["cases"]["case"]["requests"]) == ["b"]
     with pytest.raises(bench.AnswersDiffer, match="a: answered live in several rounds"):
         bench._add(report, "case", live, [], 1)
