@@ -142,7 +142,7 @@ def test_what_a_piece_lacks_is_told_by_prompt(tmp_path: Path) -> None:
 
 
 def test_rounds_without_a_stored_round_are_an_error_unless_they_were_drawn_again(settings: Settings) -> None:
-    report = bench.Report("replay", {}, conditions={})
+    report = bench.Report("replay", {}, raw={"cases": {}}, conditions={})
     one = {"rounds": 3, "accepted": 1, "rounds_by_accepted": [2, 1], "output_ids": [1, 2, 3]}
     answered = {"a": one, "b": one}
     live = bench._live(answered, 1)
