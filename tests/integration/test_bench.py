@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tide_platform.bench import capture_cost, load, serve
+from tide_platform.bench import capture_cost, load, replay, serve
 from tide_platform.capture.segment import read_segment
 from tide_platform.capture.spool import sealed_segments
 from tide_platform.config import Settings
 from tide_platform.draft.checkpoint import load_target_parts, new_draft, save_draft
+from tide_platform.serving import chat, workloads
 
 pytestmark = pytest.mark.integration
 
@@ -50,3 +51,18 @@ def test_rounds_are_measured_beside_plain_steps(settings: Settings, monkeypatch:
     assert report.ratios.keys() == report.intervals.keys() == {"k2_batch_1", "k2_batch_2"}
     assert all(len(of) == 2 and min(of) > 0 for of in report.raw["ms"].values())
     assert 1 <= report.raw["tokens_a_round"]["k2"] <= 3
+
+
+def test_replay_is_what_the_live_server_counts(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured at k = 2, served at k = 1: the same answers, and the same rounds by replay."""
+    text = (TINY.parent / "tiny_prompts.txt").read_bytes()
+    inputs = [list(text[at : at + 12]) for at in (0, 40, 90, 150)]
+    monkeypatch.setattr(workloads, "load_workload", lambda name, split, count: inputs[:count])
+    monkeypatch.setattr(chat, "encode_prompts", lambda target, prompts: list(prompts))
+    report = replay.run(
+        settings, settings.state / "replay", workloads=("maths",), ks=(1,), prompts=4, say=lambda _: None
+    )
+    case = report.raw["cases"]["live_maths_k1"]
+    assert case["same_text"] == 1 and len(case["requests"]) == 4
+    assert all(live == replayed for live, _, replayed, _, _ in case["requests"].values()), "rounds"
+    assert report.ratios["live_maths_k1"] == pytest.approx(1, abs=0.02)

@@ -90,9 +90,8 @@ def collect(
         prompts[workload + _HELD] = load_workload(workload, "held_out", HELD_OUT)
         prompts[workload] = load_workload(workload, "traffic", most)
     own = settings.model_copy(deep=True)
-    own.capture.aux_format, own.capture.enabled, own.capture.default = "bf16", True, "allow"
     own.serving.max_running_requests = max(CONCURRENCY, own.serving.max_running_requests)
-    found = captured(own, folder, prompts, say, new_tokens=NEW_TOKENS, concurrency=CONCURRENCY)
+    found = captured(own, folder, prompts, new_tokens=NEW_TOKENS, concurrency=CONCURRENCY, say=say)
     return {tenant: fill_prefixes(of) for tenant, of in found.items()}
 
 

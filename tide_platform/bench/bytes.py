@@ -20,7 +20,7 @@ from tide_platform.bench.captured import captured
 from tide_platform.bench.report import Report
 from tide_platform.capture.packing import AuxFormat, pack, unpack
 from tide_platform.capture.record import Sample
-from tide_platform.capture.split import REFERENCE_TENANT, point
+from tide_platform.capture.split import REFERENCE_TENANT
 from tide_platform.config import Settings
 
 WORKLOADS = ("maths", "code")
@@ -63,7 +63,8 @@ def run(
 
     ``ratios``: ``bytes_<workload>_<form>``, bytes a training token over 3 aux + last hidden in bf16;
     ``acceptance_<workload>_<form>`` and ``general_<workload>_<form>``, acceptance length after adaptation
-    over bf16's, sums over the seeds, with intervals over requests. Raises :class:`NotCaptured`.
+    over bf16's, sums over the seeds, with intervals over requests. Raises
+    :class:`~tide_platform.bench.captured.NotCaptured`.
     """
     samples = collect(settings, folder, workloads, say)
     files = {
@@ -101,11 +102,8 @@ def collect(
         prompts[workload + _HELD_OUT] = load_workload(workload, "held_out", HELD_OUT)
     plain = settings.model_copy(deep=True)
     plain.serving.k, plain.serving.radix_cache = K, False  # no holes: they would blur what is compared
-    plain.capture.teacher_k, plain.capture.aux_format = 128, "bf16"
-    samples = captured(plain, folder, prompts, say, new_tokens=NEW_TOKENS, concurrency=CONCURRENCY)
-    return {
-        tenant: sorted(of, key=lambda s: point(s.meta.request_id, "bench")) for tenant, of in samples.items()
-    }
+    plain.capture.teacher_k = 128
+    return captured(plain, folder, prompts, new_tokens=NEW_TOKENS, concurrency=CONCURRENCY, say=say)
 
 
 def stored(sample: Sample, form: Form) -> Sample:

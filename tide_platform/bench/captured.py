@@ -1,86 +1,107 @@
-"""Samples that a benchmark captures once, by a server of its own, and keeps in its folder."""
+"""Samples for an experiment, captured once from a server of its own; an interrupted capture goes on."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tide_platform.capture.record import Sample
 from tide_platform.config import Settings, TideError
-from tide_platform.serving.workloads import Prompt
 
-Prompts = Mapping[str, Sequence[Prompt]]  # by the tenant that they are sent as
+if TYPE_CHECKING:
+    from tide_platform.serving.workloads import Prompt
 
 
 class NotCaptured(TideError):
     """The server captured fewer samples than were sent."""
 
     def __init__(self, tenant: str, found: int, wanted: int):
-        super().__init__(f"{found} of {wanted} samples of tenant {tenant} were captured; run it again")
+        super().__init__(f"{found} of {wanted} samples of tenant {tenant} were captured; remove the folder")
         self.tenant, self.found, self.wanted = tenant, found, wanted
+
+
+def request_id(tenant: str, number: int) -> str:
+    """The id of the request that sends a tenant's prompt ``number``."""
+    return f"{tenant}-{number:04d}"
 
 
 def captured(
     settings: Settings,
     folder: Path,
-    prompts: Prompts,
-    say: Callable[[str], None],
+    prompts: "Mapping[str, Sequence[Prompt]]",
     *,
     new_tokens: int,
     concurrency: int,
+    temperatures: Mapping[str, float] | None = None,
+    say: Callable[[str], None],
 ) -> dict[str, list[Sample]]:
-    """A sample for each prompt, by tenant, in the order of the prompts; those that ``folder`` does not hold
-    yet are captured first, by a server with ``settings``. An interrupted call goes on where it was.
+    """By tenant, the sample of each of its ``prompts``, in their order: those in ``folder``, the others sent
+    to a server with these settings, whose capture keeps everything in bf16.
 
-    Raises :class:`NotCaptured`.
+    ``temperatures``: of tenants that are not greedy. Raises :class:`NotCaptured`.
     """
-    from tide_platform.serving.chat import encode_prompts
-    from tide_platform.serving.target import resolve_target
-    from tide_platform.serving.traffic import run_traffic
-
-    target = resolve_target(settings)
-    ids = {tenant: [tuple(x) for x in encode_prompts(target, of)] for tenant, of in prompts.items()}
-    held = _held(folder)
-    missing = {
-        tenant: [p for p, key in zip(of, ids[tenant], strict=True) if (tenant, key) not in held]
+    missing = {tenant: _missing(folder, tenant, of) for tenant, of in prompts.items()}
+    if any(missing.values()):
+        whole = settings.model_copy(deep=True)
+        whole.capture.enabled, whole.capture.sampling_rate, whole.capture.default = True, 1.0, "allow"
+        whole.capture.aux_format = "bf16"
+        _send(whole, folder, prompts, missing, new_tokens, concurrency, temperatures or {}, say)
+    samples = _found(folder)
+    for tenant, of in prompts.items():
+        if missing := _missing(folder, tenant, of):
+            raise NotCaptured(tenant, len(of) - len(missing), len(of))
+    return {
+        tenant: [samples[request_id(tenant, number)] for number in range(len(of))]
         for tenant, of in prompts.items()
     }
-    if any(missing.values()):
-        from tide_platform.bench.server import served
-
-        with served(settings, folder) as server:
-            for tenant, of in missing.items():
-                if of:
-                    say(f"capturing {len(of)} samples of tenant {tenant}")
-                    run_traffic(
-                        server.url,
-                        of,
-                        server.target,
-                        concurrency=concurrency,
-                        max_new_tokens=new_tokens,
-                        capture=True,
-                        tenant=tenant,
-                    )
-        held = _held(folder)
-    for tenant, keys in ids.items():
-        found = sum((tenant, key) in held for key in keys)
-        if found < len(keys):
-            raise NotCaptured(tenant, found, len(keys))
-    return {tenant: [held[tenant, key] for key in keys] for tenant, keys in ids.items()}
 
 
-def _held(folder: Path) -> dict[tuple[str, tuple[int, ...]], Sample]:
-    """Whole requests in the folder's sealed segments, by tenant and prompt."""
-    return {(s.meta.tenant, _prompt(s)): s for s in _samples(folder) if s.meta.start_pos == 0}
-
-
-def _samples(folder: Path) -> Iterator[Sample]:
+def _found(folder: Path) -> dict[str, Sample]:
+    """Samples by request; one that an interrupted run aborted is none."""
     from tide_platform.capture.segment import read_segment
     from tide_platform.capture.spool import sealed_segments
 
     spool = folder / "state" / "spool"
-    segments = sealed_segments(spool) if spool.exists() else []
-    return chain.from_iterable(read_segment(path)[1] for path in segments)
+    paths = sealed_segments(spool) if spool.exists() else []
+    samples = (sample for path in paths for sample in read_segment(path)[1])
+    return {s.meta.request_id: s for s in samples if "aborted" not in s.meta.flags}
 
 
-def _prompt(sample: Sample) -> tuple[int, ...]:
-    return tuple(sample.tensors["input_ids"][: sample.meta.prompt_tokens].tolist())
+def _missing(folder: Path, tenant: str, prompts: Sequence[object]) -> list[int]:
+    found = _found(folder)
+    return [number for number in range(len(prompts)) if request_id(tenant, number) not in found]
+
+
+def _send(
+    settings: Settings,
+    folder: Path,
+    prompts: "Mapping[str, Sequence[Prompt]]",
+    missing: Mapping[str, Sequence[int]],
+    new_tokens: int,
+    concurrency: int,
+    temperatures: Mapping[str, float],
+    say: Callable[[str], None],
+) -> None:
+    from tide_platform.bench.server import served
+    from tide_platform.serving.chat import encode_prompts
+    from tide_platform.serving.client import GenerateRequest
+    from tide_platform.serving.traffic import send
+
+    with served(settings, folder) as server:
+        for tenant, numbers in missing.items():
+            if not numbers:
+                continue
+            say(f"capturing {len(numbers)} samples of tenant {tenant}")
+            inputs = encode_prompts(server.target, [prompts[tenant][number] for number in numbers])
+            requests = [
+                GenerateRequest(
+                    ids,
+                    new_tokens,
+                    temperatures.get(tenant, 0.0),
+                    capture=True,
+                    tenant=tenant,
+                    rid=request_id(tenant, number),
+                )
+                for number, ids in zip(numbers, inputs, strict=True)
+            ]
+            asyncio.run(send(server.url, requests, concurrency))

@@ -8,6 +8,7 @@ alike. What a prompt costs is taken off: the same batch is asked for one token f
 import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -29,27 +30,29 @@ class BatchDivided(TideError):
         self.rounds = rounds
 
 
+@dataclass(frozen=True)
+class Measured:
+    """Milliseconds of a step (k = 0) or round by ``(k, batch)``, one for each repetition; tokens a round."""
+
+    ms: dict[tuple[int, int], list[float]]
+    tokens: dict[int, list[float]]
+    target_digest: str
+
+    def raw(self) -> dict[str, Any]:
+        return {
+            "ms": {f"k{k}_batch_{b}": of for (k, b), of in self.ms.items()},
+            "tokens_a_round": {f"k{k}": statistics.mean(of) for k, of in self.tokens.items() if of},
+        }
+
+
 def run(settings: Settings, *, batches: Sequence[int], ks: Sequence[int]) -> Report:
     """``ratios``: ``k<k>_batch_<b>``, milliseconds of a round over those of a plain step, median over pairs.
 
     ``raw``: every measurement in milliseconds, and tokens a round, which the ratio does not depend on.
     """
-    folder = settings.state / "bench" / "serve"
-    cost: dict[tuple[int, int], list[float]] = {pair: [] for pair in product((0, *ks), batches)}
-    accepted: dict[str, list[float]] = {f"k{k}": [] for k in ks}
-    with ExitStack() as stack:
-        servers = {k: stack.enter_context(_server(settings, folder, k)) for k in (0, *ks)}
-        inputs = load.prompts(servers[0], REPETITIONS)
-        for k, batch in cost:
-            load.at_once(servers[k], [inputs[0]] * batch, 4)
-        for number, batch in product(range(REPETITIONS), batches):
-            for k in (0, *ks) if number % 2 == 0 else (*reversed(ks), 0):
-                milliseconds, tokens = _round(servers[k], k, [inputs[number]] * batch)
-                cost[k, batch].append(milliseconds)
-                if k:
-                    accepted[f"k{k}"].append(tokens)
-    report = Report("serve", {}, raw={"ms": {f"k{k}_batch_{b}": of for (k, b), of in cost.items()}})
-    report.raw |= {"tokens_a_round": {name: statistics.mean(of) for name, of in accepted.items()}}
+    measured = measure(settings, list(product((0, *ks), batches)), REPETITIONS)
+    cost = measured.ms
+    report = Report("serve", {}, raw=measured.raw())
     report.raw |= {"server_threads": settings.serving.threads, "dtype": settings.serving.dtype}
     for k, batch in product(ks, batches):
         case = f"k{k}_batch_{batch}"
@@ -58,6 +61,31 @@ def run(settings: Settings, *, batches: Sequence[int], ks: Sequence[int]) -> Rep
     plain = ", ".join(f"{statistics.median(cost[0, batch]):.1f} ms at {batch}" for batch in batches)
     report.notes.append(f"a plain step by batch size: {plain}")
     return report
+
+
+def measure(settings: Settings, cases: Sequence[tuple[int, int]], repetitions: int) -> Measured:
+    """Every ``(k, batch)`` of ``cases`` once a repetition, in turn, forwards and backwards, those of a batch
+    size one beside the other; k = 0 is a step of the target alone. Raises :class:`BatchDivided`.
+    """
+    cases = sorted(cases, key=lambda case: (case[1], case[0]))
+    folder = settings.state / "bench" / "serve"
+    own = settings.model_copy(deep=True)
+    own.serving.max_running_requests = max(own.serving.max_running_requests, *(batch for _, batch in cases))
+    measured = Measured({case: [] for case in cases}, {k: [] for k, _ in cases}, "")
+    with ExitStack() as stack:
+        ks = sorted({k for k, _ in cases})
+        servers = {k: stack.enter_context(_server(own, folder, k)) for k in ks}
+        inputs = load.prompts(servers[ks[0]], repetitions)
+        for k, batch in cases:
+            load.at_once(servers[k], [inputs[0]] * batch, 4)
+        for number in range(repetitions):
+            for k, batch in cases if number % 2 == 0 else reversed(cases):
+                milliseconds, tokens = _round(servers[k], k, [inputs[number]] * batch)
+                measured.ms[k, batch].append(milliseconds)
+                if k:
+                    measured.tokens[k].append(tokens)
+        digest = servers[ks[0]].client.status()["target_digest"]
+    return replace(measured, target_digest=digest)
 
 
 def _server(settings: Settings, folder: Path, k: int) -> Any:

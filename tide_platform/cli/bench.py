@@ -101,6 +101,45 @@ def bytes_(
 
 
 @app.command()
+def replay(
+    config: Config = None,
+    folder: Folder = None,
+    runs: Annotated[
+        int | None, typer.Option("--runs", min=1, help="end after serving so many pieces")
+    ] = None,
+    prompts: Annotated[
+        int | None, typer.Option("--prompts", min=1, help="of each workload; default: 64")
+    ] = None,
+    quick: Quick = False,
+    json_output: Json = False,
+) -> None:
+    """Acceptance replay against live acceptance on the same prompts, by workload and k. Half an hour;
+    goes on where it was interrupted, also with more prompts.
+    """
+    from tide_platform.bench import replay as bench
+
+    settings, where = _settings(config), _folder(config, folder, "replay")
+    ks, count = ((1, 3), 4) if quick else (bench.KS, bench.PROMPTS)
+
+    def say(line: str) -> None:
+        typer.echo(line, err=json_output)
+
+    _run(lambda: bench.run(settings, where, ks=ks, prompts=prompts or count, most=runs, say=say), json_output)
+
+
+@app.command("cost-model")
+def cost_model(config: Config = None, quick: Quick = False, json_output: Json = False) -> None:
+    """What a draft step and a verify pass cost, in plain steps, by batch size and k; kept in STATE for the
+    verdicts.
+    """
+    from tide_platform.bench import cost_model as bench
+
+    settings = _settings(config)
+    batches, ks = ((1, 4), (1, 3)) if quick else (bench.BATCHES, bench.KS)
+    _run(lambda: bench.run(settings, batches=batches, ks=ks), json_output)
+
+
+@app.command()
 def adapt(
     config: Config = None,
     folder: Folder = None,

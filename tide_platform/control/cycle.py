@@ -135,7 +135,9 @@ def judge_window(turn: Turn) -> Verdict:
             if (passed and challenger == served) or (passed and verdict.champion == served):
                 return verdict
         champion = ensure_champion(turn.settings)
-        verdict = judge(turn.settings, held.record, champion.folder, fetch_draft(turn.settings, challenger))
+        earlier = sum(verdict.challenger == challenger for verdict in known)
+        drafts = champion.folder, fetch_draft(turn.settings, challenger)
+        verdict = judge(turn.settings, held.record, *drafts, earlier=earlier)
         held.check()
         registry = DraftRegistry(turn.settings)
         version = registry.version_of(challenger)

@@ -1,5 +1,7 @@
 """Replay against a slow simulated server, and the walk's accounting."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,8 @@ from tide_platform.config.schema import Training
 from tide_platform.draft.checkpoint import new_draft
 from tide_platform.draft.eagle3 import Eagle3Draft
 from tide_platform.draft.vocab import inverse_map
-from tide_platform.evaluation.acceptance import KReplay, NothingToReplay, walk
+from tide_platform.evaluation.acceptance import NothingToReplay
+from tide_platform.evaluation.chains import match_chains
 from tide_platform.evaluation.replay import (
     UnsupportedVerifyRule,
     acceptance_by_position,
@@ -100,16 +103,42 @@ def test_replay_does_not_depend_on_batching(trained: Eagle3Draft) -> None:
     assert [r.sample_id for r in one] == [s.meta.sample_id for s in samples]
 
 
-def test_walk() -> None:
-    match = np.array([[1, 1], [0, 0], [1, 1], [1, 0], [0, 1]], bool)
-    ok = np.ones(5, bool)
-    # root 0 accepts 2 -> root 3 accepts 1 -> past the end
-    assert walk(match, ok, 2) == KReplay(2, 3, (2, 1))
-    assert walk(match, ok, 1) == KReplay(3, 2, (2,))  # roots 0, 2, 4
-    assert walk(match, np.array([0, 1, 1, 1, 1], bool), 2) == KReplay(
-        2, 2, (1, 1)
-    )  # 0 unseen; 1 misses; 2 takes all
-    assert walk(match[:0], ok[:0], 2) == KReplay(0, 0, (0, 0))
+def ended(sample: Sample, tokens: int, last_row: bool) -> Sample:
+    """The sample as it would be had the request ended ``tokens`` earlier; ``last_row``: within a run of
+    accepted tokens, so that the row of its last token was kept.
+    """
+    end = sample.meta.num_tokens - tokens
+    tensors = dict(sample.tensors)
+    tensors["input_ids"] = tensors["input_ids"][:end]
+    for position, names in (
+        ("row_pos", ("aux",)),
+        ("teacher_pos", ("teacher_ids", "teacher_logp", "token_logp")),
+    ):
+        keep = tensors[position] < end - 1 + last_row
+        for name in (position, *names):
+            tensors[name] = tensors[name][keep]
+    return Sample(dataclasses.replace(sample.meta, num_tokens=end), tensors)
+
+
+@pytest.mark.parametrize(("last_row", "beyond"), [(True, 1), (False, 0)])
+def test_what_was_accepted_past_the_end_counts_as_far_as_it_is_known(
+    trained: Eagle3Draft, last_row: bool, beyond: int
+) -> None:
+    k, samples = 3, say(prompts(24, seed=11), 12)
+    with torch.inference_mode():
+        matches = match_chains(trained, tiny_parts().embed_VH.float(), samples, k)
+    short = [ended(sample, 4, last_row) for sample in samples]
+    found = replay(trained, tiny_parts(), short, k, dtype=torch.float32)
+    cut = 0
+    for match_RK, each in zip(matches, found, strict=True):
+        roots, r, rounds, accepted = len(match_RK) - 4, 0, 0, 0
+        while r < roots:
+            lead = int(match_RK[r].cumprod().sum())
+            rounds, accepted = rounds + 1, accepted + min(lead, roots - r + beyond)
+            cut += lead >= roots - r + beyond and roots - r + beyond < k
+            r += lead + 1
+        assert (each.by_k[k].rounds, each.by_k[k].accepted) == (rounds, accepted)
+    assert sum(sum(each.by_k[k].cut) for each in found) == cut > 0
 
 
 def test_holes_and_stretches_are_replayed() -> None:
@@ -126,8 +155,8 @@ def test_holes_and_stretches_are_replayed() -> None:
 def test_named_errors() -> None:
     draft, _ = random_draft(0)
     sample = random_sample(np.random.default_rng(0), "x", 12, 4, 0, 0.0)
-    odd = Sample(make_meta("x", 12, 4, verify_rule="rejection"), sample.tensors)
-    with pytest.raises(UnsupportedVerifyRule, match="rejection"):
+    odd = Sample(make_meta("x", 12, 4, verify_rule="typical"), sample.tensors)
+    with pytest.raises(UnsupportedVerifyRule, match="typical"):
         replay(draft, tiny_parts(), [odd], 2)
     with pytest.raises(NothingToReplay):
         acceptance_length([], 2)

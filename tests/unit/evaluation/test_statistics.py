@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tide_platform.evaluation.acceptance import KReplay, RequestReplay
@@ -19,12 +19,14 @@ pairs = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 60)), min_size=2, 
 
 
 @given(pairs)
+@settings(deadline=None)  # the first call imports scipy
 def test_the_same_draft_is_exactly_as_good(drawn: Pairs) -> None:
     c = compare(replays(drawn), replays(drawn), 2, resamples=50)
     assert (c.ratio, c.lower, c.upper) == (1, 1, 1)
 
 
 @given(pairs, st.integers(0, 9))
+@settings(deadline=None)
 def test_bounds_hold_the_point_and_repeat(drawn: Pairs, seed: int) -> None:
     better = [(n, a + 1) for n, a in drawn]
     c = compare(replays(drawn), replays(better), 2, resamples=200, seed=seed)
