@@ -100,6 +100,30 @@ def bytes_(
     _run(lambda: bench.run(settings, where, most=runs, say=say), json_output)
 
 
+@app.command()
+def train(
+    config: Config = None,
+    folder: Folder = None,
+    runs: Annotated[
+        int | None, typer.Option("--runs", min=0, help="end after so many runs, without the live server")
+    ] = None,
+    quick: Quick = False,
+    json_output: Json = False,
+) -> None:
+    """Our trainer against `speculators` (`make setup-peers`), and training from the store against memory and
+    against recomputing hidden states. An hour; goes on where it was interrupted.
+    """
+    from tide_platform.bench import train as bench
+
+    settings, where = _settings(config), _folder(config, folder, "train")
+    seeds, pairs = (bench.SEEDS[:1], 1) if quick else (bench.SEEDS, bench.STORE_PAIRS)
+
+    def say(line: str) -> None:
+        typer.echo(line, err=json_output)
+
+    _run(lambda: bench.run(settings, where, seeds=seeds, store_pairs=pairs, most=runs, say=say), json_output)
+
+
 def _settings(config: Path | None) -> "Settings":
     from tide_platform.config import load_settings
 
