@@ -121,8 +121,8 @@ class Slot:
         return self._bits("aux", of)
 
     def teacher(self, of: slice) -> TeacherRows:
-        plain = (self.host[name][of].numpy() for name in ("ids", "logp", "token_logp"))
-        return TeacherRows(*plain, self._bits("last_hidden", of))
+        ids, logp, token_logp = (self.host[name][of].numpy() for name in ("ids", "logp", "token_logp"))
+        return TeacherRows(ids, logp, token_logp, self._bits("last_hidden", of))
 
     def _bits(self, name: str, of: slice) -> np.ndarray:
         return self.host[name][of].view(torch.int16).numpy().view(np.uint16)

@@ -67,7 +67,8 @@ def teacher_rows(
 ) -> TeacherRows:
     """:func:`teacher_tensors` and the last hidden states in host memory, waiting for them."""
     last = np.empty((len(raw_RV), 0), np.uint16) if last_RH is None else bf16_bits(last_RH)
-    return TeacherRows(*(part.cpu().numpy() for part in teacher_tensors(raw_RV, k, emitted_R)), last)
+    ids, logp, token_logp = (part.cpu().numpy() for part in teacher_tensors(raw_RV, k, emitted_R))
+    return TeacherRows(ids, logp, token_logp, last)
 
 
 def bf16_bits(hidden: torch.Tensor) -> np.ndarray:
