@@ -127,18 +127,24 @@ def supervised(mask: torch.Tensor, steps: int) -> list[int]:
 
 
 def probe(spec: dict[str, Any], samples: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
-    """Seconds of the second of two steps, for each attention and number of samples in a pack."""
-    found = []
-    for attention in ATTENTIONS:
-        for size in spec["pack_sizes"]:
-            steps = Steps(spec, attention)
-            chosen = [samples[i] for i in spec["steps"][0][:size]]
-            steps.step(chosen, 0.0)
-            began = time.perf_counter()
-            _, counts = steps.step(chosen, 0.0)
-            seconds = time.perf_counter() - began
-            found.append({"attention": attention, "samples": size, "seconds": seconds, "supervised": counts})
-    return {"probes": found}
+    """Seconds of the second of two steps: of each attention with the largest pack, and of the fastest one
+    with each other pack size.
+    """
+    *others, largest = spec["pack_sizes"]
+    found = [_probed(spec, samples, attention, largest) for attention in ATTENTIONS]
+    best = min(found, key=lambda one: one["seconds"])["attention"]
+    return {"probes": [*found, *(_probed(spec, samples, best, size) for size in others)]}
+
+
+def _probed(
+    spec: dict[str, Any], samples: list[dict[str, torch.Tensor]], attention: str, size: int
+) -> dict[str, Any]:
+    steps, chosen = Steps(spec, attention), [samples[i] for i in spec["steps"][0][:size]]
+    steps.step(chosen, 0.0)
+    began = time.perf_counter()
+    _, counts = steps.step(chosen, 0.0)
+    seconds = time.perf_counter() - began
+    return {"attention": attention, "samples": size, "seconds": seconds, "supervised": counts}
 
 
 def logits(spec: dict[str, Any], samples: list[dict[str, torch.Tensor]]) -> dict[str, Any]:

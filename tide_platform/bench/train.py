@@ -5,6 +5,7 @@ each run in a process of its own, the two in turn. Every run leaves a file: an i
 where it was. What is compared, and how each side counts, is said in docs/benchmarks.md.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -21,12 +22,10 @@ from tide_platform.bench.bytes import compare_counts
 from tide_platform.bench.report import Report, alternation, paired_interval
 from tide_platform.bench.train_judge import Counts, acceptance_length, judge
 from tide_platform.bench.train_samples import HELD_OUT, WORKLOAD, collect, features, stored
-from tide_platform.config import Settings, TideError
+from tide_platform.config import Settings, TideError, draft_digest
 
-SEEDS = (0, 1, 2)
-COUNTS = {WORKLOAD: 96, HELD_OUT: 48}  # samples
-STORE_PAIRS = 4  # runs from the store, and from memory
-PACKS = (1, 2, 4, 8)  # samples in a pack of the peer, as it is probed
+STORE_PAIRS = 4
+PACKS = (1, 2, 4)  # samples in a pack of the peer, probed beside a whole batch
 OURS, THEIRS = "ours", "theirs"
 
 
@@ -36,6 +35,21 @@ class WorkerFailed(TideError):
     def __init__(self, log: Path, status: int):
         super().__init__(f"a run of the benchmark ended with status {status}; its log: {log}")
         self.log, self.status = log, status
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    samples: int  # of a run
+    held_out: int
+    seeds: Sequence[int]  # one run of each side for each
+    store_pairs: int  # runs from the store, and from memory
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Samples by tenant."""
+        return {WORKLOAD: self.samples, HELD_OUT: self.held_out}
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,8 @@ class Work:
     """What every run is given."""
 
     settings: Settings
-    root: Path
+    captured: Path  # folder of the samples, of one number of them
+    root: Path  # folder of what one recipe makes of them
     counts: dict[str, int]
     target: Path
     draft: Path
@@ -68,14 +83,7 @@ class Work:
 
 
 def run(
-    settings: Settings,
-    folder: Path,
-    *,
-    seeds: Sequence[int] = SEEDS,
-    counts: dict[str, int] = COUNTS,
-    store_pairs: int = STORE_PAIRS,
-    most: int | None = None,
-    say: Callable[[str], None],
+    settings: Settings, folder: Path, sizes: Sizes, *, most: int | None = None, say: Callable[[str], None]
 ) -> Report:
     """Captures into ``folder`` what is not there, proves the conversion, does at most ``most`` of the runs
     that are left, and reports on those that are done.
@@ -83,8 +91,8 @@ def run(
     ``ratios``: see :func:`summarize`. Raises :class:`~tide_platform.bench.bytes.NotCaptured`, the errors of
     :mod:`~tide_platform.bench.train_peer`, :class:`WorkerFailed`.
     """
-    work = _prepare(settings, folder.absolute(), counts, say)
-    runs = plan(seeds, store_pairs)
+    work = _prepare(settings, folder.absolute(), sizes, say)
+    runs = plan(sizes.seeds, sizes.store_pairs)
     for each in [one for one in runs if one.result(work.root) is None][:most]:
         result = _do(each, work)
         say(f"{each.kind} {each.number}: {_said(result)}")
@@ -92,7 +100,7 @@ def run(
     judged = _judged(work, [one for one in done if one.kind in (OURS, THEIRS)], most is None, say)
     conversion = json.loads((work.root / "conversion.json").read_text())
     report = summarize(done, judged, conversion)
-    report.raw |= {"threads": settings.training.threads, "recipe": settings.training.model_dump()}
+    report.raw |= {"recipe": settings.training.model_dump(), "samples": sizes.counts}
     return report
 
 
@@ -169,7 +177,7 @@ def _said(result: dict[str, Any]) -> str:
     return f"{rate(result):.0f} supervised tokens a second, {sum(result['seconds']):.0f} s"
 
 
-def _prepare(settings: Settings, root: Path, counts: dict[str, int], say: Callable[[str], None]) -> Work:
+def _prepare(settings: Settings, folder: Path, sizes: Sizes, say: Callable[[str], None]) -> Work:
     """Samples, dataset, the peer's files, and the proof that both sides hold the same draft."""
     from safetensors.torch import save_file
 
@@ -179,9 +187,11 @@ def _prepare(settings: Settings, root: Path, counts: dict[str, int], say: Callab
     from tide_platform.serving.target import resolve_target
     from tide_platform.training.data import prepare_all
 
-    stream, found = collect(settings, root, counts, say)
+    counts = sizes.counts
+    captured = folder / f"captured-{sizes.samples}-{sizes.held_out}"
+    stream, found = collect(settings, captured, counts, say)
     samples, training = found[WORKLOAD], settings.training
-    version = stored(settings, root, stream, samples)
+    version = stored(settings, captured, stream, samples)
     base, target_folder = resolve_draft(settings), resolve_target(settings)
     draft, target = load_draft(base), load_target_parts(target_folder)
     inverse = inverse_map(draft.d2t.numpy(), draft.config.vocab_size)
@@ -190,8 +200,9 @@ def _prepare(settings: Settings, root: Path, counts: dict[str, int], say: Callab
     used = [by_id[example.sample_id] for example in examples]
     if skipped:
         say(f"left out on both sides: {skipped}")
+    root = folder / f"recipe-{_signature(settings, counts, draft_digest(base))}"
     files = root / "peer"
-    files.mkdir(exist_ok=True)
+    files.mkdir(parents=True, exist_ok=True)
     tensors = features(used, training.max_length)
     save_file(tensors, files / "features.safetensors")
     save_file(peer.weights(draft, target), files / "weights.safetensors")
@@ -205,24 +216,24 @@ def _prepare(settings: Settings, root: Path, counts: dict[str, int], say: Callab
         "decay": peer.DECAY,
         "autocast": training.autocast,
         "threads": training.threads,
-        "pack_sizes": list(PACKS),
+        "pack_sizes": sorted({*PACKS, training.batch_size}),
         "save": True,
     }
     specs = {}
-    for seed in SEEDS:
+    for seed in sizes.seeds:
         own = peer.recipe(examples, settings, seed)
         specs[seed] = {
             "steps": own.steps, "learning_rates": own.learning_rates, "betas": own.betas, "seed": seed
         }  # fmt: skip
     work = Work(
-        settings, root, counts, target_folder, base, version, [s.meta.sample_id for s in used],
+        settings, captured, root, counts, target_folder, base, version, [s.meta.sample_id for s in used],
         {"common": spec, "seeds": specs},
     )  # fmt: skip
     proof = root / "conversion.json"
     if not proof.exists():
-        first = spec | specs[SEEDS[0]] | {"attention": "eager"}
+        first = spec | specs[sizes.seeds[0]] | {"attention": "eager"}
         peer.call("logits", first | {"autocast": False}, root / "conversion")
-        chosen = specs[SEEDS[0]]["steps"][0]
+        chosen = specs[sizes.seeds[0]]["steps"][0]
         differences = peer.check_conversion(draft, target, tensors, chosen, root / "conversion")
         probed = peer.call("probe", first, root / "probe")["probes"]
         proof.write_text(json.dumps({"differences": differences, "probes": probed}) + "\n")
@@ -230,12 +241,19 @@ def _prepare(settings: Settings, root: Path, counts: dict[str, int], say: Callab
     return work
 
 
+def _signature(settings: Settings, counts: dict[str, int], draft: str) -> str:
+    """Of all that a run's result depends on: results of another recipe are no results of this one."""
+    own = {"training": settings.training.model_dump(), "aux_format": settings.capture.aux_format}
+    own |= {"dtype": settings.serving.dtype, "counts": counts, "draft": draft}
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:10]
+
+
 def _do(one: Run, work: Work) -> dict[str, Any]:
     out = one.folder(work.root)
     shutil.rmtree(out, ignore_errors=True)
     if one.kind == THEIRS:
         probes = json.loads((work.root / "conversion.json").read_text())["probes"]
-        same = [probe for probe in probes if probe["samples"] == max(PACKS)]
+        same = [probe for probe in probes if probe["samples"] == work.settings.training.batch_size]
         attention = min(same, key=lambda probe: probe["seconds"])["attention"]
         spec = work.peer["common"] | work.peer["seeds"][one.number] | {"attention": attention}
         return peer.call("train", spec, out)
@@ -248,7 +266,7 @@ def _do(one: Run, work: Work) -> dict[str, Any]:
         "kind": kind,
         "times": times,
         "settings": work.settings.model_dump(mode="json"),
-        "folder": str(work.root),
+        "folder": str(work.captured),
         "counts": work.counts,
         "target": str(work.target),
         "draft": str(work.draft),
@@ -283,4 +301,4 @@ def _judged(
         drafts[f"{one.kind}-{one.number}"] = folder / ("imported" if one.kind == THEIRS else "draft")
         if one.kind == THEIRS and not (folder / "imported").exists():
             import_draft(folder / "draft", work.target, folder / "imported")
-    return judge(work.settings, work.root, drafts, work.target, work.counts, live, say)
+    return judge(work.settings, work.captured, work.root, drafts, work.target, work.counts, live, say)

@@ -18,6 +18,7 @@ Counts = dict[str, list[int]]  # request -> [verify rounds, accepted drafts]
 
 def judge(
     settings: Settings,
+    captured: Path,
     root: Path,
     drafts: dict[str, Path],
     target: Path,
@@ -33,7 +34,7 @@ def judge(
         return folder / f"{how}-{name}.json"
 
     replayed = {name: of for name, of in drafts.items() if not path("replay", name).exists()}
-    for name, found in _replayed(settings, root, replayed, target, counts, say):
+    for name, found in _replayed(settings, captured, replayed, target, counts, say):
         path("replay", name).write_text(json.dumps(found) + "\n")
     left = {name: of for name, of in drafts.items() if not path("live", name).exists()}
     if live and left:
@@ -56,7 +57,7 @@ def acceptance_length(counts: Counts) -> float:
 
 def _replayed(
     settings: Settings,
-    root: Path,
+    captured: Path,
     drafts: dict[str, Path],
     target: Path,
     counts: dict[str, int],
@@ -67,7 +68,7 @@ def _replayed(
 
     if not drafts:
         return
-    parts, held_out = load_target_parts(target), collect(settings, root, counts, say)[1][HELD_OUT]
+    parts, held_out = load_target_parts(target), collect(settings, captured, counts, say)[1][HELD_OUT]
     for name, folder in drafts.items():
         found = counts_of(replay(load_draft(folder), parts, held_out, K), K)
         say(f"{name}: replayed acceptance length {acceptance_length(found):.3f}")

@@ -28,8 +28,8 @@ def collect(
     """``counts`` of samples by tenant, in an order that a rerun finds again. Raises
     :class:`~tide_platform.bench.bytes.NotCaptured`.
     """
-    if any(len(of) < counts[tenant] for tenant, of in _found(folder)[1].items()):
-        _capture(settings, folder, counts, say)
+    if missing := [tenant for tenant, of in _found(folder)[1].items() if not of]:
+        _capture(settings, folder, {tenant: counts[tenant] for tenant in missing}, say)
     stream, found = _found(folder)
     for tenant, wanted in counts.items():
         if stream is None or len(found[tenant]) < wanted:
@@ -67,10 +67,8 @@ def _capture(settings: Settings, folder: Path, counts: dict[str, int], say: Call
     own = settings.model_copy(deep=True)
     own.serving.k, own.serving.radix_cache = K, False  # no holes: the peer knows of none
     own.capture.target_signal, own.capture.aux_format = "last_hidden", "bf16"
-    asked = {
-        WORKLOAD: load_workload(WORKLOAD, "traffic", counts[WORKLOAD]),
-        HELD_OUT: prompts(counts[HELD_OUT]),
-    }
+    split = {WORKLOAD: "traffic", HELD_OUT: "held_out"}
+    asked = {tenant: load_workload(WORKLOAD, split[tenant], count) for tenant, count in counts.items()}
     with served(own, folder) as server:
         for tenant, of in asked.items():
             say(f"capturing {len(of)} samples of tenant {tenant}")
