@@ -19,7 +19,8 @@ import torch
 from tide_platform.bench.train_samples import WORKLOAD, collect, plain, store_settings
 from tide_platform.capture.packing import unpack
 from tide_platform.capture.record import Sample
-from tide_platform.config import Settings
+from tide_platform.config import Settings, draft_digest, target_digest
+from tide_platform.draft.check import check_draft
 from tide_platform.draft.checkpoint import load_draft, load_target_parts, save_draft
 from tide_platform.draft.target_model import TargetModel
 from tide_platform.draft.vocab import inverse_map
@@ -55,18 +56,23 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trained(settings: Settings, spec: dict[str, Any], samples: Sequence[Sample]) -> list[StepRecord]:
-    """From the base draft on; the checkpoint is written, as a run of the deployment does."""
-    target, draft = load_target_parts(Path(spec["target"])), load_draft(Path(spec["draft"]))
+    """From the base draft on, with what a run of the deployment does beside: checks, digests, checkpoint."""
+    parent, target_folder = Path(spec["draft"]), Path(spec["target"])
+    check_draft(parent, target_folder)
+    target, draft = load_target_parts(target_folder), load_draft(parent)
     inverse = inverse_map(draft.d2t.numpy(), draft.config.vocab_size)
     recipe = settings.training
     examples, _ = prepare_all(samples, inverse, recipe.unroll_steps, recipe.max_length)
     records = train(draft, target.embed_VH, examples, recipe, spec["seed"])
-    save_draft(Path(spec["out"]) / "draft", draft, {"made_by": "tide bench train", "seed": spec["seed"]})
+    provenance = {"made_by": "tide bench train", "seed": spec["seed"], "parent": draft_digest(parent)}
+    provenance |= {"target_digest": target_digest(target_folder), "training": recipe.model_dump()}
+    save_draft(Path(spec["out"]) / "draft", draft, provenance)
     return records
 
 
 def _from_store(settings: Settings, spec: dict[str, Any]) -> dict[str, Any]:
     """The deployment's own command: everything between its job file and its checkpoint."""
+    import tide_platform.store.hidden_states  # noqa: F401 (its import is not what is measured)
     from tide_platform.training.job import TrainJob, run_job
 
     job = TrainJob(

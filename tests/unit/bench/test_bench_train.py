@@ -1,6 +1,7 @@
 """The pure parts of ``tide bench train`` on the tiny target, and the peer itself where it is installed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,15 @@ from tiny import AUX_LAYERS, TINY, prompts, say, tiny_parts
 
 from tide_platform.bench import train as bench
 from tide_platform.bench import train_peer as peer
+from tide_platform.bench.report import Report
 from tide_platform.bench.train import OURS, THEIRS, Run
-from tide_platform.bench.train_samples import features, plain, store_settings, stored
+from tide_platform.bench.train_samples import HELD_OUT, WORKLOAD, features, plain, store_settings, stored
 from tide_platform.bench.train_worker import recomputed
 from tide_platform.capture.packing import unpack
 from tide_platform.capture.record import Sample, StreamMeta
+from tide_platform.capture.segment import SegmentWriter
 from tide_platform.config import Settings
-from tide_platform.draft.checkpoint import load_draft, new_draft
+from tide_platform.draft.checkpoint import load_draft, new_draft, save_draft
 from tide_platform.draft.eagle3 import Eagle3Draft
 from tide_platform.draft.importer import import_draft
 from tide_platform.draft.target_model import TargetModel
@@ -248,39 +251,42 @@ def test_the_order_of_runs_alternates() -> None:
 
 @pytest.mark.integration
 @pytest.mark.skipif(not peer.PYTHON.exists(), reason="needs `make setup-peers`")
-def test_the_peer_holds_the_same_draft_and_trains_it(
-    settings: Settings, draft: Eagle3Draft, samples: list[Sample], tmp_path: Path
+def test_the_whole_bench_but_for_the_live_server(
+    draft: Eagle3Draft, samples: list[Sample], tmp_path: Path
 ) -> None:
-    target, training = tiny_parts(), settings.training
-    inverse = inverse_map(draft.d2t.numpy(), draft.config.vocab_size)
-    examples, _ = prepare_all(samples, inverse, STEPS, 1024)
-    tensors, told = features(samples, 1024), peer.recipe(examples, settings, 0)
-    save_file(tensors, tmp_path / "features.safetensors")
-    save_file(peer.weights(draft, target), tmp_path / "weights.safetensors")
-    spec = {
-        "draft": peer.shape(draft),
-        "weights": str(tmp_path / "weights.safetensors"),
-        "features": str(tmp_path / "features.safetensors"),
-        "weight_decay": training.weight_decay,
-        "max_grad_norm": training.max_grad_norm,
-        "unroll_steps": STEPS,
-        "decay": peer.DECAY,
-        "autocast": False,
-        "threads": 1,
-        "seed": 0,
-        "save": True,
-        "attention": "eager",
-        "steps": told.steps,
-        "learning_rates": told.learning_rates,
-        "betas": told.betas,
+    """The peer itself proves the conversion, trains and comes back; results are kept."""
+    save_draft(tmp_path / "base", draft, {})
+    settings = Settings(target=TINY, draft=tmp_path / "base", state=tmp_path / "state")
+    settings.training.epochs, settings.training.threads, settings.training.batch_size = 1, 1, 4
+    settings.training.learning_rate = 3e-3
+    spool = tmp_path / "captured-6-3" / "state" / "spool"
+    spool.mkdir(parents=True)
+    segment = SegmentWriter(spool, StreamMeta("t", 96, 256, AUX_LAYERS, 16, target_signal="last_hidden"))
+    for number, sample in enumerate(samples):
+        tenant = HELD_OUT if number % 3 == 0 else WORKLOAD
+        segment.append(Sample(replace(sample.meta, tenant=tenant), sample.tensors))
+    segment.seal()
+    said: list[str] = []
+
+    def run(most: int) -> Report:
+        return bench.run(settings, tmp_path, bench.Sizes(6, 3, range(1), 1), most=most, say=said.append)
+
+    report = run(6)
+    differences = report.raw["conversion"]["differences"]
+    assert differences["logits"] < 1e-4 and differences["loss"] < 1e-4
+    assert set(report.ratios) == {
+        "tokens_per_s",
+        "tokens_per_s_best_pack",
+        "acceptance_replay",
+        "store_over_memory",
+        "recompute_once",
+        "recompute_each_epoch",
     }
-    peer.call("logits", spec, tmp_path / "logits")
-    found = peer.check_conversion(draft, target, tensors, told.steps[0], tmp_path / "logits")
-    assert found["logits"] < 1e-4 and found["loss"] < 1e-4
-    result = peer.call("train", spec, tmp_path / "train")
-    assert len(result["seconds"]) == len(told.steps) and result["losses"][-1] < result["losses"][0]
-    import_draft(tmp_path / "train" / "draft", TINY, tmp_path / "imported")
-    trained = load_draft(tmp_path / "imported")
-    assert torch.equal(trained.d2t, draft.d2t)
-    assert not torch.equal(trained.lm_head.weight, draft.lm_head.weight)
-    assert "verifier_lm_head.weight" not in load_file(tmp_path / "imported" / "model.safetensors")
+    assert len(report.raw["runs"]["theirs-0"]["seconds"]) == 2
+    lengths = report.raw["acceptance_length"]
+    assert lengths["ours-0"]["replay"] != lengths["base"]["replay"] != lengths["theirs-0"]["replay"]
+    (imported,) = tmp_path.glob("recipe-*/runs/theirs-0/imported")
+    assert torch.equal(load_draft(imported).d2t, draft.d2t)
+    assert "verifier_lm_head.weight" not in load_file(imported / "model.safetensors")
+    count = len(said)
+    assert run(0).ratios == report.ratios and len(said) == count, "nothing was done again"
