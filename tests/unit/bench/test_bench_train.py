@@ -1,26 +1,23 @@
 """The pure parts of ``tide bench train`` on the tiny target, and the peer itself where it is installed."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from tiny import AUX_LAYERS, TINY, prompts, say, tiny_parts
+from safetensors.torch import save_file
+from tiny import AUX_LAYERS, TINY, prompts, say, tiny_parts, with_last_hidden
 
 from tide_platform.bench import train as bench
 from tide_platform.bench import train_peer as peer
-from tide_platform.bench.report import Report
 from tide_platform.bench.train import OURS, THEIRS, Run
-from tide_platform.bench.train_samples import HELD_OUT, WORKLOAD, features, plain, store_settings, stored
+from tide_platform.bench.train_samples import features, plain, store_settings, stored
 from tide_platform.bench.train_worker import recomputed
 from tide_platform.capture.packing import unpack
 from tide_platform.capture.record import Sample, StreamMeta
-from tide_platform.capture.segment import SegmentWriter
 from tide_platform.config import Settings
-from tide_platform.draft.checkpoint import load_draft, new_draft, save_draft
+from tide_platform.draft.checkpoint import load_draft, new_draft
 from tide_platform.draft.eagle3 import Eagle3Draft
 from tide_platform.draft.importer import import_draft
 from tide_platform.draft.target_model import TargetModel
@@ -53,16 +50,9 @@ def draft() -> Eagle3Draft:
 @pytest.fixture(scope="module")
 def samples() -> list[Sample]:
     """With last hidden states, of several lengths."""
-    model = TargetModel(TINY, AUX_LAYERS)
-    found = []
-    for number, length in enumerate((12, 17, 25)):
-        for sample in say(prompts(3, length, seed=number), 20, prefix=f"{number}-"):
-            ids = torch.from_numpy(sample.tensors["input_ids"].astype(np.int64))[None]
-            states = model.states(ids).last_hidden_BTH[0].to(torch.bfloat16)
-            at = torch.from_numpy(sample.tensors["teacher_pos"].astype(np.int64))
-            bits = states[at].contiguous().view(torch.int16).numpy().view(np.uint16)
-            found.append(Sample(sample.meta, sample.tensors | {"last_hidden": bits}))
-    return found
+    lengths = enumerate((12, 17, 25))
+    said = [say(prompts(3, length, seed=seed), 20, prefix=f"{seed}-") for seed, length in lengths]
+    return with_last_hidden([sample for of in said for sample in of])
 
 
 def test_the_recipe_is_what_the_trainer_does(
@@ -247,46 +237,3 @@ def test_the_order_of_runs_alternates() -> None:
         "recompute_each_epoch",
     ]
     assert len(set(runs)) == len(runs)
-
-
-@pytest.mark.integration
-@pytest.mark.skipif(not peer.PYTHON.exists(), reason="needs `make setup-peers`")
-def test_the_whole_bench_but_for_the_live_server(
-    draft: Eagle3Draft, samples: list[Sample], tmp_path: Path
-) -> None:
-    """The peer itself proves the conversion, trains and comes back; results are kept."""
-    save_draft(tmp_path / "base", draft, {})
-    settings = Settings(target=TINY, draft=tmp_path / "base", state=tmp_path / "state")
-    settings.training.epochs, settings.training.threads, settings.training.batch_size = 1, 1, 4
-    settings.training.learning_rate = 3e-3
-    spool = tmp_path / "captured-6-3" / "state" / "spool"
-    spool.mkdir(parents=True)
-    segment = SegmentWriter(spool, StreamMeta("t", 96, 256, AUX_LAYERS, 16, target_signal="last_hidden"))
-    for number, sample in enumerate(samples):
-        tenant = HELD_OUT if number % 3 == 0 else WORKLOAD
-        segment.append(Sample(replace(sample.meta, tenant=tenant), sample.tensors))
-    segment.seal()
-    said: list[str] = []
-
-    def run(most: int) -> Report:
-        return bench.run(settings, tmp_path, bench.Sizes(6, 3, range(1), 1), most=most, say=said.append)
-
-    report = run(6)
-    differences = report.raw["conversion"]["differences"]
-    assert differences["logits"] < 1e-4 and differences["loss"] < 1e-4
-    assert set(report.ratios) == {
-        "tokens_per_s",
-        "tokens_per_s_best_pack",
-        "acceptance_replay",
-        "store_over_memory",
-        "recompute_once",
-        "recompute_each_epoch",
-    }
-    assert len(report.raw["runs"]["theirs-0"]["seconds"]) == 2
-    lengths = report.raw["acceptance_length"]
-    assert lengths["ours-0"]["replay"] != lengths["base"]["replay"] != lengths["theirs-0"]["replay"]
-    (imported,) = tmp_path.glob("recipe-*/runs/theirs-0/imported")
-    assert torch.equal(load_draft(imported).d2t, draft.d2t)
-    assert "verifier_lm_head.weight" not in load_file(imported / "model.safetensors")
-    count = len(said)
-    assert run(0).ratios == report.ratios and len(said) == count, "nothing was done again"
