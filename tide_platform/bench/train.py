@@ -195,7 +195,9 @@ def _prepare(settings: Settings, folder: Path, sizes: Sizes, say: Callable[[str]
     base, target_folder = resolve_draft(settings), resolve_target(settings)
     draft, target = load_draft(base), load_target_parts(target_folder)
     inverse = inverse_map(draft.d2t.numpy(), draft.config.vocab_size)
-    examples, skipped = prepare_all(samples, inverse, training.unroll_steps, training.max_length)
+    examples, skipped = prepare_all(
+        [top_k(s) for s in samples], inverse, training.unroll_steps, training.max_length
+    )
     by_id = {sample.meta.sample_id: sample for sample in samples}
     used = [by_id[example.sample_id] for example in examples]
     if skipped:

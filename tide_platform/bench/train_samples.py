@@ -134,5 +134,11 @@ def stored(settings: Settings, folder: Path, stream: StreamMeta, samples: Sequen
 
 
 def plain(sample: Sample, settings: Settings) -> Sample:
+    """As a deployment of the default signal stores it."""
+    return pack(top_k(sample), settings.capture.aux_format)
+
+
+def top_k(sample: Sample) -> Sample:
+    """Without last hidden states: what our trainer learns from by default."""
     tensors = {name: array for name, array in sample.tensors.items() if name not in OPTIONAL}
-    return pack(Sample(sample.meta, tensors), settings.capture.aux_format)
+    return Sample(sample.meta, tensors)
