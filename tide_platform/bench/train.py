@@ -21,7 +21,7 @@ from tide_platform.bench import train_peer as peer
 from tide_platform.bench.bytes import compare_counts
 from tide_platform.bench.report import Report, alternation, paired_interval
 from tide_platform.bench.train_judge import Counts, acceptance_length, judge
-from tide_platform.bench.train_samples import HELD_OUT, WORKLOAD, collect, features, stored
+from tide_platform.bench.train_samples import HELD_OUT, WORKLOAD, collect, features, stored, top_k
 from tide_platform.config import Settings, TideError, draft_digest
 
 STORE_PAIRS = 4
