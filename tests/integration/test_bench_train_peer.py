@@ -21,7 +21,9 @@ from tide_platform.draft.checkpoint import load_draft, new_draft, save_draft
 
 @pytest.mark.integration
 @pytest.mark.skipif(not peer.PYTHON.exists(), reason="needs `make setup-peers`")
-def test_the_peer_proves_the_conversion_trains_and_comes_back(tmp_path: Path) -> None:
+def test_the_peer_proves_the_conversion_trains_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And what is done is not done again."""
     draft = new_draft(tiny_parts(), np.arange(20, 140), AUX_LAYERS, seed=1)
     samples = with_last_hidden(say(prompts(9, 17), 20))
@@ -29,13 +31,17 @@ def test_the_peer_proves_the_conversion_trains_and_comes_back(tmp_path: Path) ->
     settings = Settings(target=TINY, draft=tmp_path / "base", state=tmp_path / "state")
     settings.training.epochs, settings.training.threads, settings.training.batch_size = 1, 1, 4
     settings.training.learning_rate = 3e-3
-    spool = tmp_path / "captured-6-3" / "state" / "spool"
+    spool = tmp_path / "captured" / "state" / "spool"
     spool.mkdir(parents=True)
-    segment = SegmentWriter(spool, StreamMeta("t", 96, 256, AUX_LAYERS, 16, target_signal="last_hidden"))
+    stream = StreamMeta("t", 96, 256, AUX_LAYERS, 16, target_signal="last_hidden")
+    segment = SegmentWriter(spool, stream)
+    by_tenant: dict[str, list[Sample]] = {WORKLOAD: [], HELD_OUT: []}
     for number, sample in enumerate(samples):
         tenant = HELD_OUT if number % 3 == 0 else WORKLOAD
-        segment.append(Sample(replace(sample.meta, tenant=tenant), sample.tensors))
+        by_tenant[tenant].append(Sample(replace(sample.meta, tenant=tenant), sample.tensors))
+        segment.append(by_tenant[tenant][-1])
     segment.seal()
+    monkeypatch.setattr(bench, "collect", lambda *_: (stream, by_tenant))  # no server is asked
     said: list[str] = []
 
     def run(most: int) -> Report:

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tide_platform.bench.bytes import compare_counts
 from tide_platform.bench.report import Report, alternation, paired_interval
 from tide_platform.bench.train_judge import Counts, acceptance_length, judge
 from tide_platform.bench.train_samples import HELD_OUT, WORKLOAD, collect, features, stored, top_k
+from tide_platform.capture.record import Sample
 from tide_platform.config import Settings, TideError, draft_digest
 
 STORE_PAIRS = 4
@@ -72,9 +73,9 @@ class Work:
     """What every run is given."""
 
     settings: Settings
-    captured: Path  # folder of the samples, of one number of them
+    captured: Path  # folder of the samples
     root: Path  # folder of what one recipe makes of them
-    counts: dict[str, int]
+    held_out: list[Sample]
     target: Path
     draft: Path
     lance_version: int
@@ -179,36 +180,54 @@ def _said(result: dict[str, Any]) -> str:
 
 def _prepare(settings: Settings, folder: Path, sizes: Sizes, say: Callable[[str], None]) -> Work:
     """Samples, dataset, the peer's files, and the proof that both sides hold the same draft."""
-    from safetensors.torch import save_file
-
     from tide_platform.draft.checkpoint import load_draft, load_target_parts
     from tide_platform.draft.vocab import inverse_map
     from tide_platform.serving.drafts import resolve_draft
     from tide_platform.serving.target import resolve_target
     from tide_platform.training.data import prepare_all
 
-    counts = sizes.counts
-    captured = folder / f"captured-{sizes.samples}-{sizes.held_out}"
-    stream, found = collect(settings, captured, counts, say)
-    samples, training = found[WORKLOAD], settings.training
+    captured, training = folder / "captured", settings.training
+    stream, found = collect(settings, captured, sizes.counts, say)
+    samples = found[WORKLOAD]
     version = stored(settings, captured, stream, samples)
     base, target_folder = resolve_draft(settings), resolve_target(settings)
     draft, target = load_draft(base), load_target_parts(target_folder)
     inverse = inverse_map(draft.d2t.numpy(), draft.config.vocab_size)
-    examples, skipped = prepare_all(
-        [top_k(s) for s in samples], inverse, training.unroll_steps, training.max_length
-    )
+    plain = [top_k(sample) for sample in samples]
+    examples, skipped = prepare_all(plain, inverse, training.unroll_steps, training.max_length)
     by_id = {sample.meta.sample_id: sample for sample in samples}
     used = [by_id[example.sample_id] for example in examples]
     if skipped:
         say(f"left out on both sides: {skipped}")
-    root = folder / f"recipe-{_signature(settings, counts, draft_digest(base))}"
-    files = root / "peer"
+    root = folder / f"recipe-{_signature(settings, sizes.counts, draft_digest(base))}"
+    spec, specs = _peer_specs(settings, root, draft, target, used, examples, sizes.seeds)
+    proof = root / "conversion.json"
+    if not proof.exists():
+        found_out = _prove(root, spec | specs[sizes.seeds[0]], draft, target)
+        proof.write_text(json.dumps(found_out) + "\n")
+        say(f"one draft on both sides: logits and loss differ by {found_out['differences']}")
+    ids = [sample.meta.sample_id for sample in used]
+    given = {"common": spec, "seeds": specs}
+    return Work(settings, captured, root, found[HELD_OUT], target_folder, base, version, ids, given)
+
+
+def _peer_specs(
+    settings: Settings,
+    root: Path,
+    draft: Any,
+    target: Any,
+    samples: Sequence[Sample],
+    examples: Sequence[Any],
+    seeds: Sequence[int],
+) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+    """What the peer is told in every run, and by seed; its weights and features are written."""
+    from safetensors.torch import save_file
+
+    training, files = settings.training, root / "peer"
     files.mkdir(parents=True, exist_ok=True)
-    tensors = features(used, training.max_length)
-    save_file(tensors, files / "features.safetensors")
+    save_file(features(samples, training.max_length), files / "features.safetensors")
     save_file(peer.weights(draft, target), files / "weights.safetensors")
-    spec = {
+    common = {
         "draft": peer.shape(draft),
         "weights": str(files / "weights.safetensors"),
         "features": str(files / "features.safetensors"),
@@ -221,26 +240,19 @@ def _prepare(settings: Settings, folder: Path, sizes: Sizes, say: Callable[[str]
         "pack_sizes": sorted({*PACKS, training.batch_size}),
         "save": True,
     }
-    specs = {}
-    for seed in sizes.seeds:
-        own = peer.recipe(examples, settings, seed)
-        specs[seed] = {
-            "steps": own.steps, "learning_rates": own.learning_rates, "betas": own.betas, "seed": seed
-        }  # fmt: skip
-    work = Work(
-        settings, captured, root, counts, target_folder, base, version, [s.meta.sample_id for s in used],
-        {"common": spec, "seeds": specs},
-    )  # fmt: skip
-    proof = root / "conversion.json"
-    if not proof.exists():
-        first = spec | specs[sizes.seeds[0]] | {"attention": "eager"}
-        peer.call("logits", first | {"autocast": False}, root / "conversion")
-        chosen = specs[sizes.seeds[0]]["steps"][0]
-        differences = peer.check_conversion(draft, target, tensors, chosen, root / "conversion")
-        probed = peer.call("probe", first, root / "probe")["probes"]
-        proof.write_text(json.dumps({"differences": differences, "probes": probed}) + "\n")
-        say(f"one draft on both sides: logits and loss differ by {differences}")
-    return work
+    recipes = {seed: peer.recipe(examples, settings, seed) for seed in seeds}
+    return common, {seed: asdict(recipe) | {"seed": seed} for seed, recipe in recipes.items()}
+
+
+def _prove(root: Path, spec: dict[str, Any], draft: Any, target: Any) -> dict[str, Any]:
+    """The differences between the two sides on one batch, and how fast the peer is in each form."""
+    from safetensors.torch import load_file
+
+    out, first = root / "conversion", spec | {"attention": "eager"}
+    peer.call("logits", first | {"autocast": False}, out)
+    batch = load_file(spec["features"])
+    differences = peer.check_conversion(draft, target, batch, spec["steps"][0], out)
+    return {"differences": differences, "probes": peer.call("probe", first, root / "probe")["probes"]}
 
 
 def _signature(settings: Settings, counts: dict[str, int], draft: str) -> str:
@@ -269,7 +281,6 @@ def _do(one: Run, work: Work) -> dict[str, Any]:
         "times": times,
         "settings": work.settings.model_dump(mode="json"),
         "folder": str(work.captured),
-        "counts": work.counts,
         "target": str(work.target),
         "draft": str(work.draft),
         "seed": one.number,
@@ -303,4 +314,4 @@ def _judged(
         drafts[f"{one.kind}-{one.number}"] = folder / ("imported" if one.kind == THEIRS else "draft")
         if one.kind == THEIRS and not (folder / "imported").exists():
             import_draft(folder / "draft", work.target, folder / "imported")
-    return judge(work.settings, work.captured, work.root, drafts, work.target, work.counts, live, say)
+    return judge(work.settings, work.root, drafts, work.target, work.held_out, live, say)

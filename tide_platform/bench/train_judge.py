@@ -4,12 +4,13 @@ reloads them one after another. Rounds and accepted drafts of each request; ever
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tide_platform.bench.bytes import counts_of
 from tide_platform.bench.server import served
-from tide_platform.bench.train_samples import CONCURRENCY, HELD_OUT, NEW_TOKENS, K, collect, prompts
+from tide_platform.bench.train_samples import CONCURRENCY, HELD_OUT, NEW_TOKENS, K, prompts
+from tide_platform.capture.record import Sample
 from tide_platform.config import Settings
 from tide_platform.serving.client import GenerateRequest
 
@@ -18,11 +19,10 @@ Counts = dict[str, list[int]]  # request -> [verify rounds, accepted drafts]
 
 def judge(
     settings: Settings,
-    captured: Path,
     root: Path,
     drafts: dict[str, Path],
     target: Path,
-    counts: dict[str, int],
+    held_out: Sequence[Sample],
     live: bool,
     say: Callable[[str], None],
 ) -> dict[str, dict[str, Counts]]:
@@ -34,11 +34,11 @@ def judge(
         return folder / f"{how}-{name}.json"
 
     replayed = {name: of for name, of in drafts.items() if not path("replay", name).exists()}
-    for name, found in _replayed(settings, captured, replayed, target, counts, say):
+    for name, found in _replayed(replayed, target, held_out, say):
         path("replay", name).write_text(json.dumps(found) + "\n")
     left = {name: of for name, of in drafts.items() if not path("live", name).exists()}
     if live and left:
-        for name, found in _measured(settings, root, left, counts[HELD_OUT], say):
+        for name, found in _measured(settings, root, left, len(held_out), say):
             path("live", name).write_text(json.dumps(found) + "\n")
     return {
         name: {
@@ -56,19 +56,12 @@ def acceptance_length(counts: Counts) -> float:
 
 
 def _replayed(
-    settings: Settings,
-    captured: Path,
-    drafts: dict[str, Path],
-    target: Path,
-    counts: dict[str, int],
-    say: Callable[[str], None],
+    drafts: dict[str, Path], target: Path, held_out: Sequence[Sample], say: Callable[[str], None]
 ) -> Iterator[tuple[str, Counts]]:
     from tide_platform.draft.checkpoint import load_draft, load_target_parts
     from tide_platform.evaluation.replay import replay
 
-    if not drafts:
-        return
-    parts, held_out = load_target_parts(target), collect(settings, captured, counts, say)[1][HELD_OUT]
+    parts = load_target_parts(target)
     for name, folder in drafts.items():
         found = counts_of(replay(load_draft(folder), parts, held_out, K), K)
         say(f"{name}: replayed acceptance length {acceptance_length(found):.3f}")
@@ -82,14 +75,13 @@ def _measured(
 
     Raises :class:`~tide_platform.serving.traffic.TrafficFailed` where a request fails.
     """
-    from tide_platform.serving.chat import encode_prompts
     from tide_platform.serving.drafts import stage_draft
     from tide_platform.serving.traffic import TrafficFailed, send
 
     own = settings.model_copy(deep=True)
     own.serving.k, own.serving.radix_cache, own.capture.enabled = K, False, False
     with served(own, root / "live") as server:
-        inputs = encode_prompts(server.target, prompts(count))
+        inputs = prompts(settings, HELD_OUT, count)
         for name, folder in drafts.items():
             staged, digest = stage_draft(server.settings, folder)
             server.client.reload_draft(staged, digest)

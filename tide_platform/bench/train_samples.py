@@ -4,10 +4,11 @@ Kept in the benchmark's folder as the spool sealed them, and once more as a data
 format, so that a rerun captures nothing. Shapes: T tokens of a sample, H hidden size.
 """
 
+import asyncio
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,72 +16,84 @@ import torch
 from tide_platform.bench.bytes import NotCaptured
 from tide_platform.capture.packing import pack
 from tide_platform.capture.record import OPTIONAL, Sample, StreamMeta
-from tide_platform.capture.split import point
 from tide_platform.config import Settings
 
 WORKLOAD, HELD_OUT = "maths", "maths-held"  # tenants
+SPLIT = {WORKLOAD: "traffic", HELD_OUT: "held_out"}
 NEW_TOKENS, CONCURRENCY, K = 96, 16, 2
+Tokens = tuple[int, ...]
 
 
 def collect(
     settings: Settings, folder: Path, counts: dict[str, int], say: Callable[[str], None]
 ) -> tuple[StreamMeta, dict[str, list[Sample]]]:
-    """``counts`` of samples by tenant, in an order that a rerun finds again. Raises
-    :class:`~tide_platform.bench.bytes.NotCaptured`.
+    """Samples of the first ``counts`` prompts of each tenant, in the prompts' order; what is not in
+    ``folder`` yet is captured. Raises :class:`~tide_platform.bench.bytes.NotCaptured`.
     """
-    if missing := [tenant for tenant, of in _found(folder)[1].items() if not of]:
-        _capture(settings, folder, {tenant: counts[tenant] for tenant in missing}, say)
+    asked = {tenant: prompts(settings, tenant, count) for tenant, count in counts.items()}
+    _, found = _found(folder)
+    missing = {tenant: [ids for ids in of if (tenant, ids) not in found] for tenant, of in asked.items()}
+    if any(missing.values()):
+        _capture(settings, folder, missing, say)
     stream, found = _found(folder)
-    for tenant, wanted in counts.items():
-        if stream is None or len(found[tenant]) < wanted:
-            raise NotCaptured(tenant, len(found[tenant]), wanted)
-        found[tenant] = sorted(found[tenant], key=lambda s: point(s.meta.request_id, "bench"))[:wanted]
+    for tenant, of in asked.items():
+        there = sum((tenant, ids) in found for ids in of)
+        if stream is None or there < len(of):
+            raise NotCaptured(tenant, there, len(of))
     assert stream is not None
-    return stream, found
+    return stream, {tenant: [found[tenant, ids] for ids in of] for tenant, of in asked.items()}
 
 
-def prompts(count: int) -> list[Any]:
-    """Held-out prompts of the workload, never captured for training."""
+def read(folder: Path, sample_ids: Sequence[str]) -> tuple[StreamMeta, list[Sample]]:
+    """Captured samples by their ids, in that order. Raises ``KeyError`` for one that is not there."""
+    stream, found = _found(folder)
+    by_id = {sample.meta.sample_id: sample for sample in found.values()}
+    samples = [by_id[sample_id] for sample_id in sample_ids]
+    assert stream is not None
+    return stream, samples
+
+
+def prompts(settings: Settings, tenant: str, count: int) -> list[Tokens]:
+    """The tenant's prompts as the target reads them, each once."""
+    from tide_platform.serving.chat import encode_prompts
+    from tide_platform.serving.target import resolve_target
     from tide_platform.serving.workloads import load_workload
 
-    return load_workload(WORKLOAD, "held_out", count)
+    encoded = encode_prompts(resolve_target(settings), load_workload(WORKLOAD, SPLIT[tenant], count))
+    return list(dict.fromkeys(tuple(ids) for ids in encoded))
 
 
-def _found(folder: Path) -> tuple[StreamMeta | None, dict[str, list[Sample]]]:
+def _found(folder: Path) -> tuple[StreamMeta | None, dict[tuple[str, Tokens], Sample]]:
+    """What was captured, by tenant and prompt."""
     from tide_platform.capture.segment import read_segment
     from tide_platform.capture.spool import sealed_segments
 
     spool, stream = folder / "state" / "spool", None
-    by_tenant: dict[str, list[Sample]] = {WORKLOAD: [], HELD_OUT: []}
+    by_prompt: dict[tuple[str, Tokens], Sample] = {}
     for path in sealed_segments(spool) if spool.exists() else []:
         stream, samples = read_segment(path)
         for sample in samples:
-            by_tenant.setdefault(sample.meta.tenant, []).append(sample)
-    return stream, by_tenant
+            if sample.meta.finish_reason != "abort":
+                ids = sample.tensors["input_ids"][: sample.meta.prompt_tokens]
+                by_prompt.setdefault((sample.meta.tenant, tuple(ids.tolist())), sample)
+    return stream, by_prompt
 
 
-def _capture(settings: Settings, folder: Path, counts: dict[str, int], say: Callable[[str], None]) -> None:
+def _capture(
+    settings: Settings, folder: Path, missing: dict[str, list[Tokens]], say: Callable[[str], None]
+) -> None:
     from tide_platform.bench.server import served
-    from tide_platform.serving.traffic import run_traffic
-    from tide_platform.serving.workloads import load_workload
+    from tide_platform.serving.client import GenerateRequest
+    from tide_platform.serving.traffic import send
 
     own = settings.model_copy(deep=True)
     own.serving.k, own.serving.radix_cache = K, False  # no holes: the peer knows of none
     own.capture.target_signal, own.capture.aux_format = "last_hidden", "bf16"
-    split = {WORKLOAD: "traffic", HELD_OUT: "held_out"}
-    asked = {tenant: load_workload(WORKLOAD, split[tenant], count) for tenant, count in counts.items()}
     with served(own, folder) as server:
-        for tenant, of in asked.items():
+        for tenant, of in missing.items():
             say(f"capturing {len(of)} samples of tenant {tenant}")
-            run_traffic(
-                server.url,
-                of,
-                server.target,
-                concurrency=CONCURRENCY,
-                max_new_tokens=NEW_TOKENS,
-                capture=True,
-                tenant=tenant,
-            )
+            requests = [GenerateRequest(ids, NEW_TOKENS, tenant=tenant) for ids in of]
+            asyncio.run(send(server.url, requests, CONCURRENCY))
 
 
 def features(samples: Sequence[Sample], max_length: int) -> dict[str, torch.Tensor]:
@@ -122,14 +135,17 @@ def store_settings(settings: Settings, folder: Path) -> Settings:
 
 def stored(settings: Settings, folder: Path, stream: StreamMeta, samples: Sequence[Sample]) -> int:
     """The dataset's version with these samples in it, as the deployment would hold them: aux states in its
-    format, no last hidden states. Written at the first call.
+    format, no last hidden states. Those that it lacks are written.
     """
     from tide_platform.store.hidden_states import open_store
 
     store = open_store(store_settings(settings, folder))
     store.ensure(replace(stream, target_signal="topk"))
-    if store.tip().rows < len(samples):
-        store.append([plain(sample, settings) for sample in samples], ["bench-train"])
+    there = {ref.sample_id for ref in store.refs()}
+    if missing := [sample for sample in samples if sample.meta.sample_id not in there]:
+        names = ",".join(sample.meta.sample_id for sample in missing)
+        batch = hashlib.sha256(names.encode()).hexdigest()[:16]
+        store.append([plain(sample, settings) for sample in missing], [batch])
     return store.tip().version
 
 

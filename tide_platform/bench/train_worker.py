@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tide_platform.bench.train_samples import WORKLOAD, collect, plain, store_settings, top_k
+from tide_platform.bench.train_samples import plain, read, store_settings, top_k
 from tide_platform.capture.packing import unpack
 from tide_platform.capture.record import Sample
 from tide_platform.config import Settings, draft_digest, target_digest
@@ -36,8 +36,7 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(settings.training.threads)
     if spec["kind"] == "store":
         return _from_store(settings, spec)
-    stream, found = collect(settings, folder, spec["counts"], print)
-    samples = found[WORKLOAD]
+    stream, samples = read(folder, spec["sample_ids"])
     if spec["kind"] == "ours":
         return _steps(_trained(settings, spec, [top_k(sample) for sample in samples]))
     features = 3 * stream.hidden_size
