@@ -52,6 +52,7 @@ def test_the_peer_proves_the_conversion_trains_and_comes_back(
     assert differences["logits"] < 1e-4 and differences["loss"] < 1e-4
     assert set(report.ratios) == {
         "tokens_per_s",
+        "tokens_per_cpu_s",
         "tokens_per_s_best_pack",
         "acceptance_replay",
         "store_over_memory",

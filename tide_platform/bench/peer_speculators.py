@@ -162,19 +162,20 @@ def logits(spec: dict[str, Any], samples: list[dict[str, torch.Tensor]]) -> dict
 
 
 def train(spec: dict[str, Any], samples: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
-    """All steps; ``seconds`` of each, its collation included."""
+    """All steps; ``seconds`` and CPU seconds of each, its collation included."""
     steps = Steps(spec, spec["attention"])
     steps.model.train()
-    seconds, counts, losses = [], [], []
+    seconds, cpu, counts, losses = [], [], [], []
     for chosen, rate in zip(spec["steps"], spec["learning_rates"], strict=True):
-        began = time.perf_counter()
+        began, began_cpu = time.perf_counter(), time.process_time()
         loss, positions = steps.step([samples[i] for i in chosen], rate)
         seconds.append(time.perf_counter() - began)
+        cpu.append(time.process_time() - began_cpu)
         losses.append(loss)
         counts.append(positions)
     if spec["save"]:
         steps.model.save_pretrained(Path(spec["out"]) / "draft")
-    return {"seconds": seconds, "supervised": counts, "losses": losses}
+    return {"seconds": seconds, "cpu_seconds": cpu, "supervised": counts, "losses": losses}
 
 
 def main() -> None:

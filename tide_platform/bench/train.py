@@ -118,6 +118,7 @@ def summarize(
     done: dict[Run, dict[str, Any]], judged: dict[str, dict[str, Counts]], conversion: dict[str, Any]
 ) -> Report:
     """``ratios``: ``tokens_per_s``, supervised tokens a second, ours over theirs, in the same batches;
+    ``tokens_per_cpu_s``, a second of the process's CPU time, which neighbours change less;
     ``tokens_per_s_best_pack``, over theirs at the pack size that suits it best; ``acceptance_replay`` and
     ``acceptance_live``, held-out acceptance length, ours over theirs, sums over the seeds, intervals over
     requests; ``store_over_memory``, seconds of a whole run; ``recompute_once``, ``recompute_each_epoch``,
@@ -134,9 +135,14 @@ def summarize(
         report.ratios["tokens_per_s"] = statistics.median(speeds[OURS]) / statistics.median(speeds[THEIRS])
         if len(both) > 1:
             report.intervals["tokens_per_s"] = paired_interval(speeds[OURS], speeds[THEIRS])
+        by_cpu = {who: [rate(done[Run(who, seed)], "cpu_seconds") for seed in both] for who in (OURS, THEIRS)}
+        report.ratios["tokens_per_cpu_s"] = statistics.median(by_cpu[OURS]) / statistics.median(
+            by_cpu[THEIRS]
+        )
         best = max(conversion["probes"], key=lambda one: one["supervised"][0] / one["seconds"])
         best_rate = best["supervised"][0] / best["seconds"]
         report.ratios["tokens_per_s_best_pack"] = statistics.median(speeds[OURS]) / best_rate
+        report.raw["tokens_per_cpu_s"] = by_cpu
         report.raw["tokens_per_s"] = speeds | {"theirs_best_pack": best | {"tokens_per_s": best_rate}}
     for how in ("replay", "live"):
         pairs = [[judged.get(f"{who}-{seed}", {}).get(how) for who in (THEIRS, OURS)] for seed in both]
@@ -166,10 +172,10 @@ def _sources(report: Report, done: dict[Run, dict[str, Any]]) -> None:
                 report.ratios[kind] = done[Run(kind, 0)]["whole_s"] / statistics.median(store)
 
 
-def rate(result: dict[str, Any]) -> float:
+def rate(result: dict[str, Any], of: str = "seconds") -> float:
     """Supervised tokens a second of a run, without its first step (which warms up)."""
     tokens = [one[0] if isinstance(one, list) else one for one in result["supervised"]]
-    return sum(tokens[1:]) / sum(result["seconds"][1:])
+    return sum(tokens[1:]) / sum(result[of][1:])
 
 
 def _said(result: dict[str, Any]) -> str:

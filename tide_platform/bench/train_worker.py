@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +39,41 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
         return _from_store(settings, spec)
     stream, samples = read(folder, spec["sample_ids"])
     if spec["kind"] == "ours":
-        return _steps(_trained(settings, spec, [top_k(sample) for sample in samples]))
+        return _trained(settings, spec, [top_k(sample) for sample in samples]).to_json()
     features = 3 * stream.hidden_size
     samples = [unpack(plain(sample, settings), features) for sample in samples]
     if spec["kind"] == "memory":
         began = time.perf_counter()
-        records = _trained(settings, spec, samples)
-        return _steps(records) | {"whole_s": time.perf_counter() - began}
+        trained = _trained(settings, spec, samples)
+        return trained.to_json() | {"whole_s": time.perf_counter() - began}
     model = TargetModel(Path(spec["target"]), stream.aux_layer_ids, getattr(torch, settings.serving.dtype))
     began = time.perf_counter()
     for _ in range(spec["times"]):
         samples = recomputed(model, samples, stream.teacher_k)
     seconds = time.perf_counter() - began
-    records = _trained(settings, spec, samples)
-    return _steps(records) | {"whole_s": time.perf_counter() - began, "recompute_s": seconds}
+    trained = _trained(settings, spec, samples)
+    return trained.to_json() | {"whole_s": time.perf_counter() - began, "recompute_s": seconds}
 
 
-def _trained(settings: Settings, spec: dict[str, Any], samples: Sequence[Sample]) -> list[StepRecord]:
+@dataclass(frozen=True)
+class Trained:
+    """Records of a run's steps, and the process's CPU seconds at the loop's start and after each of them."""
+
+    records: list[StepRecord]
+    cpu: list[float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Wall and CPU seconds and supervised tokens (of the first unroll step) of each optimizer step."""
+        ends, tokens = ([0, *(getattr(r, of) for r in self.records)] for of in ("seconds", "tokens"))
+        return {
+            "seconds": np.diff(ends).tolist(),
+            "cpu_seconds": np.diff(self.cpu).tolist(),
+            "supervised": np.diff(tokens).tolist(),
+            "losses": [r.loss for r in self.records],
+        }
+
+
+def _trained(settings: Settings, spec: dict[str, Any], samples: Sequence[Sample]) -> Trained:
     """From the base draft on, with what a run of the deployment does beside: checks, digests, checkpoint."""
     parent, target_folder = Path(spec["draft"]), Path(spec["target"])
     check_draft(parent, target_folder)
@@ -62,11 +81,14 @@ def _trained(settings: Settings, spec: dict[str, Any], samples: Sequence[Sample]
     inverse = inverse_map(draft.d2t.numpy(), draft.config.vocab_size)
     recipe = settings.training
     examples, _ = prepare_all(samples, inverse, recipe.unroll_steps, recipe.max_length)
-    records = train(draft, target.embed_VH, examples, recipe, spec["seed"])
+    cpu = [time.process_time()]
+    records = train(
+        draft, target.embed_VH, examples, recipe, spec["seed"], lambda _: cpu.append(time.process_time())
+    )
     provenance = {"made_by": "tide bench train", "seed": spec["seed"], "parent": draft_digest(parent)}
     provenance |= {"target_digest": target_digest(target_folder), "training": recipe.model_dump()}
     save_draft(Path(spec["out"]) / "draft", draft, provenance)
-    return records
+    return Trained(records, cpu)
 
 
 def _from_store(settings: Settings, spec: dict[str, Any]) -> dict[str, Any]:
@@ -86,16 +108,6 @@ def _from_store(settings: Settings, spec: dict[str, Any]) -> dict[str, Any]:
     began = time.perf_counter()
     result = run_job(job)
     return {"whole_s": time.perf_counter() - began, "tokens": result.tokens, "loop_s": result.seconds}
-
-
-def _steps(records: Sequence[StepRecord]) -> dict[str, Any]:
-    """Seconds and supervised tokens (of the first unroll step) of each optimizer step."""
-    ends, tokens = [0.0, *(r.seconds for r in records)], [0, *(r.tokens for r in records)]
-    return {
-        "seconds": np.diff(ends).tolist(),
-        "supervised": np.diff(tokens).tolist(),
-        "losses": [r.loss for r in records],
-    }
 
 
 def recomputed(model: TargetModel, samples: Sequence[Sample], teacher_k: int) -> list[Sample]:

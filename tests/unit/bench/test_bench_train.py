@@ -193,7 +193,8 @@ def test_the_dataset_holds_them_as_the_deployment_would(
 
 
 def result(seconds: list[float], supervised: list, **more: float) -> dict:
-    return {"seconds": seconds, "supervised": supervised, **more}
+    cpu = [2 * one for one in seconds]
+    return {"seconds": seconds, "cpu_seconds": cpu, "supervised": supervised, **more}
 
 
 PROBES = {"probes": [{"attention": "eager", "samples": 2, "seconds": 0.5, "supervised": [40, 39, 38]}]}
@@ -213,6 +214,7 @@ def test_what_is_judged_of_the_runs() -> None:
     }
     report = bench.summarize(done, judged, PROBES)
     assert report.ratios["tokens_per_s"] == pytest.approx(100 / 55)
+    assert report.ratios["tokens_per_cpu_s"] == pytest.approx(100 / 55)
     assert report.ratios["tokens_per_s_best_pack"] == pytest.approx(100 / 80)
     assert report.ratios["acceptance_replay"] == pytest.approx(1.0)
     assert report.raw["acceptance_length"]["ours-0"] == {"replay": 2.0, "live": 2.0}
