@@ -16,7 +16,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-next demo gpu test test-faults test-gate test-unit test-integration lint lock docs clean
+.PHONY: help setup setup-next setup-peers demo gpu test test-faults test-gate test-unit test-integration lint lock docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -55,9 +55,16 @@ endef
 	$(UV) pip install -q --python .venv-serving-next --no-deps -e .
 	@touch $@
 
+# the trainer that `tide bench train` measures beside ours; only that benchmark needs it
+.venv-peers/.ready: requirements/peers.txt | $(UV)
+	$(call install,.venv-peers,requirements/peers.txt)
+	@touch $@
+
 setup: .venv/.ready .venv-serving/.ready  ## install both environments (done by every target that needs them)
 
 setup-next: .venv-serving-next/.ready  ## install SGLang 0.5.23 as well, beside them
+
+setup-peers: .venv-peers/.ready  ## install the peers of `tide bench train` in an environment of their own
 
 demo: setup  ## serve, capture, fine-tune, validate and deploy a draft on this machine; DEMO_ARGS="--workload code"
 	.venv/bin/tide demo $(DEMO_ARGS)
@@ -90,9 +97,10 @@ lock: | $(UV)  ## resolve requirements/*.in again (the locks hold names and vers
 	$(UV) pip compile -q --universal --python-version 3.11 --no-header --no-emit-package torch -o requirements/dev.txt requirements/dev.in
 	$(UV) pip compile -q --universal --python-version 3.11 --no-header --excludes requirements/excludes.txt -o requirements/serving.txt requirements/serving.in
 	$(UV) pip compile -q --universal --python-version 3.11 --no-header --excludes requirements/excludes.txt --excludes requirements/serving-next-excludes.txt -o requirements/serving-next.txt requirements/serving-next.in
+	$(UV) pip compile -q --universal --python-version 3.11 --no-header --excludes requirements/excludes.txt -o requirements/peers.txt requirements/peers.in
 
 docs: .venv/.ready  ## generate docs/support.md from the code
 	{ sed '/^| feature/,$$d' docs/support.md; .venv/bin/python -c 'from tide_platform.engine.support import markdown_table; print(markdown_table(), end="")'; } > docs/support.md.new && mv docs/support.md.new docs/support.md
 
 clean:  ## remove the environments and the local stack's state (.tide)
-	rm -rf .venv .venv-serving .venv-serving-next .tide
+	rm -rf .venv .venv-serving .venv-serving-next .venv-peers .tide

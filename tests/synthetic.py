@@ -10,6 +10,7 @@ from tide_platform.capture.writer import RingWriter
 STREAM = StreamMeta(
     target_digest="t" * 16, hidden_size=8, vocab_size=256, aux_layer_ids=(2, 4, 6), teacher_k=4
 )
+LAST_STREAM = replace(STREAM, target_signal="last_hidden")
 
 
 def make_meta(sample_id: str, tokens: int, **changes: object) -> SampleMeta:
@@ -43,6 +44,7 @@ def make_rows(seed: int, tokens: int, stream: StreamMeta = STREAM) -> dict[str, 
     k, positions = stream.teacher_k, np.arange(tokens, dtype=np.int32)
     token_logp = rng.normal(size=tokens).astype(np.float16)
     token_logp[-1] = np.nan
+    last = {"last_hidden": rng.integers(0, 2**16, (tokens, stream.last_width), dtype=np.uint16)}
     return {
         "input_ids": rng.integers(0, stream.vocab_size, tokens, dtype=np.int32),
         "row_pos": positions,
@@ -51,12 +53,14 @@ def make_rows(seed: int, tokens: int, stream: StreamMeta = STREAM) -> dict[str, 
         "teacher_ids": rng.integers(0, stream.vocab_size, (tokens, k), dtype=np.int32),
         "teacher_logp": rng.normal(size=(tokens, k)).astype(np.float16),
         "token_logp": token_logp,
-    }
+    } | (last if stream.last_width else {})
 
 
-def make_sample(sample_id: str, tokens: int = 12, seed: int = 0, **changes: object) -> Sample:
+def make_sample(
+    sample_id: str, tokens: int = 12, seed: int = 0, stream: StreamMeta = STREAM, **changes: object
+) -> Sample:
     meta = make_meta(sample_id, tokens, **changes)
-    stream = replace(STREAM, target_digest=meta.target_digest)
+    stream = replace(stream, target_digest=meta.target_digest)
     return Sample(meta, make_rows(seed, tokens, stream))
 
 
@@ -81,6 +85,7 @@ def write_rows(writer: RingWriter, sample: Sample, first: int, last: int, confir
         tensors["token_logp"][of],
         start,
         tensors["input_ids"][of] if confirmed else tensors["input_ids"][:0],
+        tensors["last_hidden"][of] if "last_hidden" in tensors else None,
     )
 
 

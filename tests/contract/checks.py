@@ -363,10 +363,12 @@ def options(contract: Contract) -> None:
 
 def batches(contract: Contract) -> None:
     """Batches, verify inputs and logits have the fields that the hooks read; a bias changes logits."""
-    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+    from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
     from sglang.srt.speculative.eagle_info import EagleVerifyInput
+
+    from tide_platform.engine.last_hidden import MARK
 
     for kind, names in {
         ScheduleBatch: ("reqs", "prefix_lens", "extend_lens", "seq_lens", "forward_mode", "sampling_info"),
@@ -377,6 +379,9 @@ def batches(contract: Contract) -> None:
         fields = {name for base in kind.__mro__ for name in getattr(base, "__annotations__", {})}
         assert fields >= set(names), f"{kind.__name__} lacks {sorted(set(names) - fields)}"
     assert "is_extend_in_batch" in source_of(ScheduleBatch)
+    setattr(LogitsProcessorOutput(next_token_logits=None), MARK, 1)  # where the last hidden states are noted
+    given = list(inspect.signature(LogitsProcessor.forward).parameters)
+    assert tuple(given[:3]) == contract.logits_of, given
     quiet = dict.fromkeys((f for f in SamplingBatchInfo.__annotations__), None)
     assert not contract.sglang.changes_logits(SimpleNamespace(**quiet))
     assert contract.sglang.changes_logits(SimpleNamespace(**{**quiet, "logit_bias": 1}))

@@ -40,6 +40,7 @@ class Contract:
     )
     arguments: tuple[str, ...] = ()  # names of ServerArgs read beside the support table's
     rope: Callable[..., Any] = field(default_factory=lambda: draft_rope)  # of a draft's config
+    logits_of: tuple[str, ...] = ("self", "input_ids", "hidden_states")  # the logits processor's first
 
 
 def draft_rope(draft: Any, positions: Any) -> Any:
@@ -105,6 +106,7 @@ def mutants(contract: Contract) -> dict[str, tuple[str, Contract]]:
             "targets",
             change(contract, targets=renamed("EAGLEWorkerV2", "EAGLEWorkerV3")),
         ),
+        "logits of another parameter": ("batches", change(contract, logits_of=("self", "hidden_states"))),
         "a hook with too few parameters": ("calls", change(contract, targets={**targets, sample: narrow})),
         "a flag that is gone": ("flags", change(contract, argvs=flagged)),
         "a setting that is gone": ("arguments", change(contract, arguments=("speculative_nothing",))),

@@ -56,7 +56,9 @@ def launch_plans(folder: Path, sglang: str) -> tuple[dict[str, list[str]], dict[
 
     def plan(draft: StagedDraft | None, **serving: Any) -> Any:
         base = {"context_length": 256, "max_total_tokens": 2048, "radix_cache": False}
-        settings = Settings.model_validate({"state": str(folder), "serving": base | serving})
+        capture = {"target_signal": "last_hidden"}  # with every hook that there is
+        raw = {"state": str(folder), "serving": base | serving, "capture": capture}
+        settings = Settings.model_validate(raw)
         return plan_launch(settings, target, draft, interpreter)
 
     plans = {

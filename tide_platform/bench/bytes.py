@@ -160,7 +160,7 @@ def adapt(
         "general": acceptance_length(general, K),
         "bytes_a_token": total / tokens,
         "published_bytes_a_token": features // 3 * 8,  # 3 aux + last hidden, bf16
-        "requests": {"own": _counts(own), "general": _counts(general)},
+        "requests": {"own": counts_of(own, K), "general": counts_of(general, K)},
         "seconds": time.monotonic() - began,
     }
 
@@ -183,7 +183,7 @@ def summarize(runs: Sequence[dict[str, Any]], forms: Sequence[Form]) -> Report:
                 continue
             for what, key in (("acceptance", "own"), ("general", "general")):
                 case = f"{what}_{workload}_{name}"
-                report.ratios[case], report.intervals[case] = _compare(
+                report.ratios[case], report.intervals[case] = compare_counts(
                     [of_base[seed]["requests"][key] for seed in common],
                     [these[seed]["requests"][key] for seed in common],
                 )
@@ -194,11 +194,11 @@ def _by_seed(runs: Sequence[dict[str, Any]], workload: str, form: Form) -> dict[
     return {run["seed"]: run for run in runs if (run["workload"], run["form"]) == (workload, form.name)}
 
 
-def _compare(
+def compare_counts(
     base: Sequence[dict[str, list[int]]], these: Sequence[dict[str, list[int]]]
 ) -> tuple[float, tuple[float, float]]:
-    """Ratio of acceptance lengths, sums over the seeds; the interval is over requests, whose seeds stay
-    together.
+    """Ratio of acceptance lengths, ``these`` over ``base``, sums over the seeds; the interval is over
+    requests, whose seeds stay together. A run is ``[verify rounds, accepted drafts]`` by request.
     """
     from tide_platform.evaluation.acceptance import KReplay, RequestReplay
     from tide_platform.evaluation.statistics import compare
@@ -214,5 +214,6 @@ def _compare(
     return found.ratio, (found.lower, found.upper)
 
 
-def _counts(replays: Sequence[Any]) -> dict[str, list[int]]:
-    return {r.request_id: [r.by_k[K].rounds, r.by_k[K].accepted] for r in replays}
+def counts_of(replays: Sequence[Any], k: int) -> dict[str, list[int]]:
+    """``[verify rounds, accepted drafts]`` at ``k``, by request."""
+    return {r.request_id: [r.by_k[k].rounds, r.by_k[k].accepted] for r in replays}

@@ -18,7 +18,7 @@ import numpy as np
 
 from tide_platform.capture.buffers import Buffer, Pool
 from tide_platform.capture.reader import Record
-from tide_platform.capture.record import Sample, SampleMeta, StreamMeta
+from tide_platform.capture.record import OPTIONAL, Sample, SampleMeta, StreamMeta
 from tide_platform.capture.ring import Kind
 
 _KEEP_BYTES = 128 << 20  # of free buffers
@@ -69,6 +69,8 @@ class Assembler:
         self.dropped: dict[str, int] = {}
         self.gaps = 0  # requests whose first records were not seen
         self._stream, self._length, self._memory_bytes, self._clock = stream, max_tokens, memory_bytes, clock
+        optional = tuple(name for name in OPTIONAL if name in stream.tensors)
+        self._teacher = ("teacher_ids", "teacher_logp", "token_logp", *optional)  # a row a teacher row
         self._requests: dict[int, _Request] = {}
         # dropped here, more of its records to come -> why; counted at its end, unless the server discards it
         # and counts it itself; "" where it is counted already
@@ -174,7 +176,7 @@ class Assembler:
             stretch.buffer.touch(at.stop, 0)
         for number, of, at in self._split(request, record.teacher_pos, len(record.token_logp)):
             stretch = self._stretch(request, number)
-            for name in ("teacher_ids", "teacher_logp", "token_logp"):
+            for name in self._teacher:
                 stretch.buffer.arrays[name][at] = getattr(record, name)[of]
             stretch.has_teacher[at] = True
             stretch.buffer.touch(0, at.stop)
@@ -255,7 +257,7 @@ class Assembler:
         tensors = {"input_ids": request.tokens[:count].copy()}
         for mask, names in (
             (stretch.has_row, ("row_pos", "aux")),
-            (stretch.has_teacher, ("teacher_pos", "teacher_ids", "teacher_logp", "token_logp")),
+            (stretch.has_teacher, ("teacher_pos", *self._teacher)),
         ):
             at, of = _indices(mask[:count])
             tensors[names[0]] = (request.base + at).astype(np.int32)

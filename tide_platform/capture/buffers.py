@@ -23,6 +23,7 @@ class Buffer:
             ("teacher_ids", np.dtype(np.int32), (length, stream.teacher_k)),
             ("teacher_logp", np.dtype(np.float16), (length, stream.teacher_k)),
             ("token_logp", np.dtype(np.float16), (length,)),
+            ("last_hidden", np.dtype(np.uint16), (length, stream.last_width)),
         )
         sizes = [-(-int(np.prod(shape)) * dtype.itemsize // PAGE) * PAGE for _, dtype, shape in layout]
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
@@ -36,7 +37,7 @@ class Buffer:
             self.arrays[name] = memory[at : at + used].view(dtype).reshape(shape)
             at += size
         self._aux_row = self.arrays["aux"].strides[0]
-        self._teacher_row = 6 * stream.teacher_k + 2
+        self._teacher_row = 6 * stream.teacher_k + 2 + 2 * stream.last_width
         self._rows = self._teachers = 0  # touched so far: index of the last one, plus one
 
     def touch(self, rows: int, teachers: int) -> None:

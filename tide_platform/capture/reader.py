@@ -51,6 +51,7 @@ class Record:
     teacher_ids: np.ndarray  # int32 [M, K]
     teacher_logp: np.ndarray  # float16 [M, K]
     token_logp: np.ndarray  # float16 [M]
+    last_hidden: np.ndarray  # uint16 [M, W], W = 0 where the stream has none
     tokens_pos: int
     tokens: np.ndarray  # int32 [T]
     content: dict[str, Any] = field(default_factory=dict)  # of a record that carries JSON
@@ -150,6 +151,7 @@ class RingReader:
             take(_I32, teachers, k),
             take(_F16, teachers, k),
             take(_F16, teachers),
+            take(_U16, teachers, ring.stream.last_width),
             tokens_pos,
             take(_I32, tokens),
             json.loads(take(_U8, encoded).tobytes()) if encoded else {},

@@ -8,11 +8,12 @@ bfloat16 has no numpy type: bf16 arrays are held as their bit pattern, ``uint16`
 """
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 FORMAT_VERSION = 2
+TargetSignal = Literal["topk", "last_hidden"]
 
 # name -> (dtype, dimensions) of the tensors of a sample
 TENSORS: dict[str, tuple[str, int]] = {
@@ -25,6 +26,12 @@ TENSORS: dict[str, tuple[str, int]] = {
     "teacher_logp": ("float16", 2),  # [M, K] their log-probabilities, raw (temperature 1, no penalties)
     "token_logp": ("float16", 1),  # [M] log-probability of x[p+1], the emitted token; NaN where none was
 }
+# those that only some streams have (:attr:`StreamMeta.tensors`)
+OPTIONAL: dict[str, tuple[str, int]] = {
+    # [M, H] bf16 bits: what the target's head multiplies at each teacher row, its final state after the norm
+    "last_hidden": ("uint16", 2),
+}
+KINDS = TENSORS | OPTIONAL
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,17 @@ class StreamMeta:
     ]  # the three layers i whose input is captured (Hugging Face's hidden_states[i])
     teacher_k: int  # K
     format_version: int = FORMAT_VERSION
+    target_signal: TargetSignal = "topk"  # last_hidden: samples hold that tensor beside the top K
+
+    @property
+    def last_width(self) -> int:
+        """Columns of ``last_hidden``: H, 0 where the stream has none."""
+        return self.hidden_size if self.target_signal == "last_hidden" else 0
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the tensors that each of its samples holds."""
+        return (*TENSORS, *(OPTIONAL if self.last_width else ()))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"aux_layer_ids": list(self.aux_layer_ids)}
@@ -96,7 +114,8 @@ class Sample:
     checksums: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, (dtype, ndim) in TENSORS.items():
+        present = {name: KINDS[name] for name in OPTIONAL if name in self.tensors}
+        for name, (dtype, ndim) in (TENSORS | present).items():
             array = self.tensors[name]
             if name == "aux" and self.meta.aux_format != "bf16":
                 dtype, ndim = "uint8", 1
@@ -106,3 +125,7 @@ class Sample:
             raise ValueError(
                 f"num_tokens {self.meta.num_tokens} != {len(self.tensors['input_ids'])} input_ids"
             )
+        for name in present:
+            if len(self.tensors[name]) != len(self.tensors["teacher_pos"]):
+                teachers = len(self.tensors["teacher_pos"])
+                raise ValueError(f"{name}: {len(self.tensors[name])} rows for {teachers} teacher rows")

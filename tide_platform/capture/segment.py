@@ -23,7 +23,7 @@ import google_crc32c
 import numpy as np
 
 from tide_platform.capture.disk import PAGE, DirectFile, Disk, written_in_place
-from tide_platform.capture.record import TENSORS, Sample, SampleMeta, StreamMeta
+from tide_platform.capture.record import KINDS, Sample, SampleMeta, StreamMeta
 from tide_platform.config import TideError
 
 OPEN, SEALED = ".open", ".seg"
@@ -31,7 +31,7 @@ _FRAME = struct.Struct("<4sIIQ")
 _MAGIC = b"TSEG"
 _LIMIT = 1 << 26  # bytes of a frame's JSON: beyond, its header is garbage
 _FOOTER_ROOM = 256  # bytes, and more than enough
-_ORDER = ("aux", *(name for name in TENSORS if name != "aux"))  # of a frame's body
+_ORDER = ("aux", *(name for name in KINDS if name != "aux"))  # of a frame's body
 
 
 class CorruptSegment(TideError):
@@ -90,7 +90,8 @@ class SegmentWriter:
         """Raises ``OSError`` (disk full); the segment then holds what it held before. The sample's arrays are
         read until ``after`` is called, by the disk's thread, after the next :meth:`flush` at the latest.
         """
-        arrays = {name: np.ascontiguousarray(sample.tensors[name]) for name in _ORDER}
+        names = [name for name in _ORDER if name in sample.tensors]
+        arrays = {name: np.ascontiguousarray(sample.tensors[name]) for name in names}
         tensors = [
             {
                 "name": name,
@@ -278,7 +279,7 @@ def _sample(path: Path, offset: int, head: dict[str, Any], body: bytes) -> Sampl
             if part.nbytes != of["length"] or crc32c(part) != of["crc32c"]:
                 raise CorruptSegment(path, offset, f"{of['name']} of {meta.sample_id}: wrong checksum")
             packed = of["name"] == "aux" and meta.aux_format != "bf16"
-            dtype = np.uint8 if packed else TENSORS[of["name"]][0]
+            dtype = np.uint8 if packed else KINDS[of["name"]][0]
             array = part.view(dtype).reshape(of["shape"])
             tensors[of["name"]] = array if array.flags.aligned else array.copy()
             at += of["length"]

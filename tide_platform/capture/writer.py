@@ -1,7 +1,8 @@
 """The server's end of the ring. It lives on SGLang's scheduler thread, so it never waits and never raises on
 a full ring: what does not fit is dropped as a whole sample and counted.
 
-Shapes: R rows, M teacher rows, K log-probabilities a row, H hidden size, T tokens.
+Shapes: R rows, M teacher rows, K log-probabilities a row, H hidden size, T tokens, W columns of the last
+hidden state (H, or 0 where the stream has none).
 """
 
 import json
@@ -74,7 +75,7 @@ class RingWriter:
         self._slots: dict[str, int] = {}
         self._serial = 0
         self._width = 3 * ring.stream.hidden_size
-        self._k = ring.stream.teacher_k
+        self._k, self._last = ring.stream.teacher_k, ring.stream.last_width
         # bytes of a record at most: padding wastes little, and the spool works in its cache
         self._piece = min(ring.capacity // 16, _RECORD_BYTES)
 
@@ -114,12 +115,14 @@ class RingWriter:
         token_logp: np.ndarray,
         tokens_pos: int = 0,
         tokens: np.ndarray = NO_TOKENS,
+        last_hidden: np.ndarray | None = None,
     ) -> bool:
         """Rows of request ``rid``, copied before the call returns.
 
         ``aux`` uint16 [R, 3H] (bf16 bits) are rows pos … pos+R-1; ``teacher_ids`` int32 [M, K],
         ``teacher_logp`` float16 [M, K] and ``token_logp`` float16 [M] (NaN: no token) are teacher rows from
-        ``teacher_pos``; ``tokens`` int32 [T] are confirmed ones from ``tokens_pos``, contiguous with those
+        ``teacher_pos``, as is ``last_hidden`` uint16 [M, H] (bf16 bits), which a stream of that signal must
+        have; ``tokens`` int32 [T] are confirmed ones from ``tokens_pos``, contiguous with those
         given before (the first at ``start_pos``). R, M or T may be 0, and tokens may lag behind the rows.
         Arrays of other shapes and tokens elsewhere drop the sample as ``malformed``.
         """
@@ -130,14 +133,17 @@ class RingWriter:
         logp = np.ascontiguousarray(teacher_logp, np.float16)
         token = np.ascontiguousarray(token_logp, np.float16)
         given = np.ascontiguousarray(tokens, np.int32)
+        last = np.empty((len(token), 0), np.uint16) if last_hidden is None else last_hidden
         shape = (len(token), self._k)
         if aux.dtype != np.uint16 or aux.ndim != 2 or aux.shape[1] != self._width:
             return self._drop(rid, "malformed")
         if ids.shape != shape or logp.shape != shape or token.ndim != 1 or given.ndim != 1:
             return self._drop(rid, "malformed")
+        if last.dtype != np.uint16 or last.shape != (len(token), self._last):
+            return self._drop(rid, "malformed")
         if entry is None or (len(given) and tokens_pos != entry.next_token):
             return self._drop(rid, "malformed")
-        parts = self._rows(pos, aux, teacher_pos, ids, logp, token)
+        parts = self._rows(pos, aux, teacher_pos, (ids, logp, token, last))
         if len(given) or not parts:
             parts = self._with_tokens(parts, tokens_pos, given)
         if not self._publish(rid, parts):
@@ -223,14 +229,11 @@ class RingWriter:
         pos: int,
         aux: np.ndarray,
         teacher_pos: int,
-        ids: np.ndarray,
-        logp: np.ndarray,
-        token: np.ndarray,
+        teacher: tuple[np.ndarray, ...],
     ) -> list[_Part]:
         parts = []
-        for row, rows, first, teachers in self._pieces(len(aux), len(token)):
-            of = slice(first, first + teachers)
-            arrays = (aux[row : row + rows], ids[of], logp[of], token[of])
+        for row, rows, first, teachers in self._pieces(len(aux), len(teacher[0])):
+            arrays = (aux[row : row + rows], *(part[first : first + teachers] for part in teacher))
             parts.append(_Part(Kind.ROWS, arrays, pos + row, rows, teacher_pos + first, teachers))
         return parts
 
@@ -248,7 +251,7 @@ class RingWriter:
 
     def _pieces(self, rows: int, teachers: int) -> Iterator[tuple[int, int, int, int]]:
         """Splits a write so that no record is longer than a piece: (row, rows, teacher row, teacher rows)."""
-        row_bytes, teacher_bytes = 2 * self._width, 6 * self._k + 2
+        row_bytes, teacher_bytes = 2 * self._width, 6 * self._k + 2 + 2 * self._last
         if not rows and not teachers:
             return
         if rows * row_bytes + teachers * teacher_bytes <= self._piece:

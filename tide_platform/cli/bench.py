@@ -160,6 +160,35 @@ def adapt(
     _run(lambda: bench.run(settings, where, most=runs, live=live, say=say), json_output)
 
 
+@app.command()
+def train(
+    config: Config = None,
+    folder: Folder = None,
+    runs: Annotated[
+        int | None, typer.Option("--runs", min=0, help="end after so many runs, without the live server")
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", min=8, help="captured samples to train on")] = 96,
+    held_out: Annotated[int, typer.Option("--held-out", min=8, help="captured samples to judge on")] = 48,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="runs of each side")] = 3,
+    quick: Quick = False,
+    json_output: Json = False,
+) -> None:
+    """Our trainer against `speculators` (`make setup-peers`), and training from the store against memory and
+    against recomputing hidden states. An hour; goes on where it was interrupted.
+    """
+    from tide_platform.bench import train as bench
+
+    settings, where = _settings(config), _folder(config, folder, "train")
+    sizes = bench.Sizes(samples, held_out, range(seeds), bench.STORE_PAIRS)
+    if quick:
+        sizes = bench.Sizes(16, 8, range(1), 1)
+
+    def say(line: str) -> None:
+        typer.echo(line, err=json_output)
+
+    _run(lambda: bench.run(settings, where, sizes, most=runs, say=say), json_output)
+
+
 def _settings(config: Path | None) -> "Settings":
     from tide_platform.config import load_settings
 

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -33,8 +34,14 @@ class EngineConfig(BaseModel):
     prompt_tail_tokens: int | None = None  # of a prompt, its last so many are kept; None: all
     max_request_tokens: int | None = None  # longer requests are not captured
     teacher_k: int
+    target_signal: Literal["topk", "last_hidden"] = "topk"
     ring_path: Path | None  # the shared-memory file between the scheduler and the spool; None: no capture
     ring_bytes: int
+
+    @property
+    def last_width(self) -> int:
+        """Columns of the last hidden states that are captured: 0 without them."""
+        return self.hidden_size if self.target_signal == "last_hidden" else 0
 
     @classmethod
     def from_environment(cls) -> "EngineConfig | None":

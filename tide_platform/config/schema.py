@@ -59,6 +59,8 @@ class Capture(Section):
     prompt_tail_tokens: int | None = Field(default=None, ge=1)  # kept of a longer prompt; None: all of it
     max_request_tokens: int | None = Field(default=None, ge=1)  # longer requests are not captured
     teacher_k: int = Field(default=16, ge=1, le=128)  # top-K log-probabilities kept a row
+    # last_hidden: the target's final state of each teacher row as well, 2 bytes a feature (docs/capture.md)
+    target_signal: Literal["topk", "last_hidden"] = "topk"
     # how the aux states of training rows are stored; validation and reference rows stay bf16. Both defaults
     # are the smallest that cost no acceptance (docs/benchmarks.md)
     aux_format: Literal["bf16", "int8", "int4"] = "int4"

@@ -36,6 +36,7 @@ class Writer(Protocol):
         token_logp: np.ndarray,
         tokens_pos: int,
         tokens: np.ndarray,
+        last_hidden: np.ndarray,
     ) -> bool: ...
 
     def update(self, rid: str, **changed: Any) -> object: ...
@@ -169,6 +170,7 @@ class Capture:
             rows.token_logp,
             tokens_pos,
             tokens,
+            rows.last_hidden,
         )
         sample.lost = not kept
         if kept:

@@ -81,7 +81,7 @@ class Hooks:
         """``missing``: hooks that SGLang failed to apply (it logs and goes on)."""
         self.config, self.sglang, self.missing = config, sglang, missing
         self.control: Control | None = None
-        self.rows = RowHooks(sglang, config.teacher_k, self._failed)
+        self.rows = RowHooks(sglang, config.teacher_k, self._failed, config.last_width)
         self.staging: Staging | None = None  # on a GPU
         self._trusted = consent.networks(config.trusted_proxies)
 
@@ -236,7 +236,8 @@ def staging_shape(config: EngineConfig, args: Any) -> Shape:
     chunk = args.chunked_prefill_size or 0
     prefill = chunk if chunk > 0 else args.max_prefill_tokens
     k = args.speculative_num_draft_tokens - 1
-    return Shape.of(3 * config.hidden_size, config.teacher_k, prefill, args.max_running_requests, k)
+    running, width = args.max_running_requests, 3 * config.hidden_size
+    return Shape.of(width, config.teacher_k, prefill, running, k, config.last_width)
 
 
 def open_ring(config: EngineConfig) -> RingWriter:
@@ -248,6 +249,7 @@ def open_ring(config: EngineConfig) -> RingWriter:
         vocab_size=config.vocab_size,
         aux_layer_ids=tuple(config.aux_layer_ids),
         teacher_k=config.teacher_k,
+        target_signal=config.target_signal,
     )
     return RingWriter(Ring.create(Path(config.ring_path), config.ring_bytes, stream))
 

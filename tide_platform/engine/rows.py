@@ -4,12 +4,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 
 from tide_platform.engine.capture import Capture, Ending, OpenSample
+from tide_platform.engine.last_hidden import LastHidden
 from tide_platform.engine.policy import Request
 from tide_platform.engine.steps import (
     DirectStager,
@@ -72,8 +73,12 @@ class Cost:
 class RowHooks:
     """Capture's hooks in a scheduler process; does nothing before :meth:`start`."""
 
-    def __init__(self, sglang: Sampled, teacher_k: int, failed: Callable[[Exception], None]):
+    def __init__(
+        self, sglang: Sampled, teacher_k: int, failed: Callable[[Exception], None], last_width: int = 0
+    ):
+        """``last_width``: H where the last hidden states are captured as well."""
         self.sglang, self.teacher_k, self._failed = sglang, teacher_k, failed
+        self.last_width, self.last = last_width, LastHidden()
         self.capture: Capture | None = None
         self.stager: Stager | None = None
         self.cost = Cost()
@@ -81,7 +86,7 @@ class RowHooks:
 
     def start(self, capture: Capture, stager: Stager | None = None) -> None:
         self.capture = capture
-        self.stager = stager or DirectStager(capture, self.teacher_k)
+        self.stager = stager or DirectStager(capture, self.teacher_k, self.last_width)
 
     def give_up(self, reason: str) -> None:
         """Drops every open sample: capture had a fault."""
@@ -115,7 +120,7 @@ class RowHooks:
         finally:
             self._prefill = None
         if prefill is not None:
-            self._guarded(self._prefilled, prefill, result.logits_output.hidden_states)
+            self._guarded(self._prefilled, prefill, result.logits_output)
         return result
 
     def on_sample(
@@ -154,8 +159,7 @@ class RowHooks:
         result = original(verify_input, batch, logits, mask, *rest, **named)
         predict, accept_lens = result[0], result[1]
         step = VerifyStep(plan, n, logits.hidden_states, raw, changed, predict, accept_lens, batch.seq_lens)
-        assert self.stager is not None
-        self._guarded(self.stager.stage, step)
+        self._guarded(self._verified, step, logits)
         return result
 
     # ---- the end of a request ----
@@ -206,18 +210,26 @@ class RowHooks:
                 plan.append(plan_request(place, sample, prompt, response, len(prompt) + len(response)))
         return plan
 
-    def _prefilled(self, prefill: "_Prefill", hidden: torch.Tensor) -> None:
+    def _verified(self, step: VerifyStep, logits: Any) -> None:
+        assert self.stager is not None
+        self.stager.stage(replace(step, last=self._last(logits)))
+
+    def _last(self, logits: Any) -> torch.Tensor | None:
+        return self.last.of(logits) if self.last_width else None
+
+    def _prefilled(self, prefill: "_Prefill", logits: Any) -> None:
         assert self.stager is not None
         self.stager.stage(
             PrefillStep(
                 prefill.plan,
-                hidden,
+                logits.hidden_states,
                 prefill.starts,
                 prefill.counts,
                 prefill.offsets,
                 prefill.answered if prefill.raw is not None else [],
                 prefill.raw,
                 prefill.drawn,
+                self._last(logits) if prefill.raw is not None else None,
             )
         )
 

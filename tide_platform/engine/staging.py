@@ -28,6 +28,7 @@ from tide_platform.engine.teacher import TeacherRows, teacher_tensors
 logger = logging.getLogger("tide")
 
 FULL = "staging_full"  # the reason under which samples are dropped when all slots are busy
+_TEACHER = ("ids", "logp", "token_logp", "last_hidden")  # a row a teacher row
 _LOGIT_ROWS = 64  # softmaxed at a time: bounds the memory that a step borrows
 
 
@@ -67,6 +68,8 @@ class StreamStager:
         size = len(index)
         places = slot.point(device, 1, [p.place for p in plan])
         gather(staged["aux"][:size], step.hidden, index)
+        if step.last is not None:
+            gather(staged["last_hidden"][:size], step.last, index)
         for name, values in (("counts", step.accept_lens), ("starts", step.seq_lens)):
             staged[name][: len(plan)].copy_(values.index_select(0, places))
         drawn = step.predict.index_select(0, index)
@@ -74,7 +77,7 @@ class StreamStager:
             of = slice(at, min(at + _LOGIT_ROWS, size))
             raw = step.raw[planned_row:][of] if step.raw_planned else step.raw.index_select(0, index[of])
             self._stage_teacher(slot, of, raw, drawn[of])
-        sizes = dict.fromkeys(("aux", "ids", "logp", "token_logp"), size)
+        sizes = dict.fromkeys(("aux", *_TEACHER), size)
         arrival = device.download(slot.pairs(**sizes, counts=len(plan), starts=len(plan)))
         self.run(self._arrived_verified, slot, plan, step.n, arrival)
 
@@ -94,7 +97,10 @@ class StreamStager:
         if step.raw is not None and step.drawn is not None:
             of = slice(0, len(step.answered))
             self._stage_teacher(slots[0], of, step.raw, step.drawn)
-            pairs += slots[0].pairs(**dict.fromkeys(("ids", "logp", "token_logp"), len(step.answered)))
+            if step.last is not None and step.answered:
+                rows = slots[0].point(device, 1, step.answered_rows())
+                gather(slots[0].staged["last_hidden"][of], step.last, rows)
+            pairs += slots[0].pairs(**dict.fromkeys(_TEACHER, len(step.answered)))
         arrival = device.download(pairs)
         lengths = [
             (first, len(of), step.starts[i] + step.counts[i] - 1) for i, (first, of) in enumerate(kept)

@@ -1,6 +1,6 @@
 """The memory that staging takes on a GPU and beside it, and the device as staging uses it.
 
-Shapes: R rows of a slot, K log-probabilities a row, W = 3H.
+Shapes: R rows of a slot, K log-probabilities a row, W = 3H, H hidden size.
 """
 
 from collections import deque
@@ -70,17 +70,20 @@ class Shape:
     teacher_k: int
     rows: int  # of a slot
     slots: int
+    last_width: int = 0  # H where last hidden states are captured
 
     @classmethod
-    def of(cls, width: int, teacher_k: int, prefill_tokens: int, running: int, k: int) -> "Shape":
+    def of(
+        cls, width: int, teacher_k: int, prefill_tokens: int, running: int, k: int, last_width: int = 0
+    ) -> "Shape":
         """One whole prefill step, and four verify steps of all requests, at once on their way."""
         rows = max(512, running, k + 1)
         wanted = prefill_tokens + 4 * running * (k + 1)
-        return cls(width, teacher_k, rows, max(4, -(-wanted // rows)))
+        return cls(width, teacher_k, rows, max(4, -(-wanted // rows)), last_width)
 
     @property
     def bytes(self) -> int:
-        row = 2 * self.width + self.teacher_k * 6 + 2 + 4 * 8
+        row = 2 * (self.width + self.last_width) + self.teacher_k * 6 + 2 + 4 * 8
         return self.slots * self.rows * row
 
 
@@ -93,6 +96,7 @@ class Slot:
             "ids": ((shape.rows, shape.teacher_k), torch.int32),
             "logp": ((shape.rows, shape.teacher_k), torch.float16),
             "token_logp": ((shape.rows,), torch.float16),
+            "last_hidden": ((shape.rows, shape.last_width), torch.bfloat16),
             "counts": ((shape.rows,), torch.int64),
             "starts": ((shape.rows,), torch.int64),
         }
@@ -109,15 +113,19 @@ class Slot:
         return self.index[which, :size]
 
     def pairs(self, **sizes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        return [(self.host[name][:size], self.staged[name][:size]) for name, size in sizes.items() if size]
+        parts = [(self.host[name][:size], self.staged[name][:size]) for name, size in sizes.items()]
+        return [(host, staged) for host, staged in parts if host.numel()]
 
     def aux(self, of: slice) -> np.ndarray:
         """uint16 bits of the host's rows; a view, of use until the slot is free again."""
-        return self.host["aux"][of].view(torch.int16).numpy().view(np.uint16)
+        return self._bits("aux", of)
 
     def teacher(self, of: slice) -> TeacherRows:
-        host = self.host
-        return TeacherRows(host["ids"][of].numpy(), host["logp"][of].numpy(), host["token_logp"][of].numpy())
+        ids, logp, token_logp = (self.host[name][of].numpy() for name in ("ids", "logp", "token_logp"))
+        return TeacherRows(ids, logp, token_logp, self._bits("last_hidden", of))
+
+    def _bits(self, name: str, of: slice) -> np.ndarray:
+        return self.host[name][of].view(torch.int16).numpy().view(np.uint16)
 
 
 class Staging:

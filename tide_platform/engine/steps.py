@@ -45,6 +45,7 @@ class VerifyStep:
     predict: torch.Tensor  # int [B*n]
     accept_lens: torch.Tensor  # int [B], the bonus token included
     seq_lens: torch.Tensor  # int [B], before this step
+    last: torch.Tensor | None = None  # [B*n, H] last hidden states, where they are captured
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class PrefillStep:
     answered: list[int]
     raw: torch.Tensor | None = None  # [len(answered), V]
     drawn: torch.Tensor | None = None  # int [len(answered)]
+    last: torch.Tensor | None = None  # as hidden: [sum of all extend lengths, H] last hidden states
+
+    def answered_rows(self) -> list[int]:
+        """Rows of ``hidden`` and ``last`` that ``raw`` is of."""
+        return [self.offsets[i] + self.counts[i] - 1 for i in self.answered]
 
 
 class Stager(Protocol):
@@ -76,8 +82,8 @@ class Stager(Protocol):
 class DirectStager:
     """Runs at once: right where the device is the CPU."""
 
-    def __init__(self, capture: Capture, teacher_k: int):
-        self.capture, self.teacher_k = capture, teacher_k
+    def __init__(self, capture: Capture, teacher_k: int, last_width: int = 0):
+        self.capture, self.teacher_k, self.last_width = capture, teacher_k, last_width
 
     def stage(self, step: VerifyStep | PrefillStep) -> None:
         if isinstance(step, VerifyStep):
@@ -100,7 +106,8 @@ class DirectStager:
         of = torch.tensor(rows)
         raw = step.raw[torch.tensor(raw_rows)] if step.raw_planned else step.raw[of]
         aux = bf16_bits(step.hidden[of])
-        teacher = teacher_rows(raw, self.teacher_k, step.predict[of])
+        last = None if step.last is None else step.last[of]
+        teacher = teacher_rows(raw, self.teacher_k, step.predict[of], last)
         at = 0
         for planned in step.plan:
             pos, count = starts[planned.place], accepted[planned.place]
@@ -110,9 +117,10 @@ class DirectStager:
             at += count
 
     def _prefilled(self, step: PrefillStep) -> None:
-        answers = TeacherRows.none(self.teacher_k)
+        answers = TeacherRows.none(self.teacher_k, self.last_width)
         if step.raw is not None and step.drawn is not None:
-            answers = teacher_rows(step.raw, self.teacher_k, step.drawn)
+            last = None if step.last is None else step.last[step.answered_rows()]
+            answers = teacher_rows(step.raw, self.teacher_k, step.drawn, last)
         for i, planned in enumerate(step.plan):
             start, count, offset = step.starts[i], step.counts[i], step.offsets[i]
             before = min(count, max(0, planned.sample.start_pos - start))  # of the prompt, not kept

@@ -85,6 +85,11 @@ FEATURES: tuple[Feature, ...] = (
     Feature("adaptive speculation", "supported", "the sample has the largest k, flagged adaptive_k"),
     Feature("penalties, logit bias", "supported", "teacher rows are raw, flagged penalties"),
     Feature("grammar", "supported", "teacher rows are raw, flagged grammar"),
+    Feature(
+        "last hidden states (capture.target_signal)",
+        "supported",
+        "final states of the teacher rows beside the top K; under CUDA graphs tested in parts only",
+    ),
     Feature("tensor parallelism", "untested", "rank 0 writes, every rank reloads or none"),
     Feature(
         "other speculative algorithms",

@@ -7,6 +7,7 @@ Why there:
 * ``EAGLEWorkerV2.forward_batch_generation`` sees the prompt's hidden states: rows ``prefix_lens[b]`` and on.
 * ``ModelRunner.sample`` turns the prefill's logits into probabilities in place; they matter only where a
   retracted request is prefilled together with its response.
+* ``LogitsProcessor.forward`` sees the final states that the head multiplies; hooked where they are captured.
 * ``SchedulerOutputStreamer.stream_output`` sees finished requests; ``SenderWrapper.send_output`` those that
   are aborted while they wait or are prefilled.
 * ``TokenizerManager.generate_request`` sees each request together with its HTTP headers;
@@ -60,4 +61,6 @@ def shared_targets(hooks: Hooks) -> Targets:
             f"{components}output_streamer.SchedulerOutputStreamer.stream_output": hooks.rows.on_output,
             f"{components}output_sender.SenderWrapper.send_output": hooks.rows.on_send,
         }
+        if hooks.config.last_width:
+            named[f"{SRT}layers.logits_processor.LogitsProcessor.forward"] = hooks.rows.last.on_logits
     return named

@@ -1,6 +1,7 @@
 """Teacher rows: top-K log-probabilities of raw logits, and the bits of hidden states as they are stored.
 
-Shapes: R rows, V vocabulary, K kept log-probabilities, H hidden size.
+Shapes: R rows, V vocabulary, K kept log-probabilities, H hidden size, W columns of the last hidden state (H,
+or 0 where it is not captured).
 """
 
 from dataclasses import dataclass
@@ -16,17 +17,19 @@ class TeacherRows:
     ids: np.ndarray  # int32 [R, K], most likely first
     logp: np.ndarray  # float16 [R, K]
     token_logp: np.ndarray  # float16 [R], of the token that was emitted
+    last_hidden: np.ndarray  # uint16 [R, W], bf16 bits
 
     def __getitem__(self, rows: slice) -> "TeacherRows":
-        return TeacherRows(self.ids[rows], self.logp[rows], self.token_logp[rows])
+        return TeacherRows(self.ids[rows], self.logp[rows], self.token_logp[rows], self.last_hidden[rows])
 
     @property
     def nbytes(self) -> int:
-        return self.ids.nbytes + self.logp.nbytes + self.token_logp.nbytes
+        return self.ids.nbytes + self.logp.nbytes + self.token_logp.nbytes + self.last_hidden.nbytes
 
     @classmethod
-    def none(cls, k: int) -> "TeacherRows":
-        return cls(np.empty((0, k), np.int32), np.empty((0, k), np.float16), np.empty(0, np.float16))
+    def none(cls, k: int, width: int = 0) -> "TeacherRows":
+        rows = (np.empty((0, k), np.int32), np.empty((0, k), np.float16), np.empty(0, np.float16))
+        return cls(*rows, np.empty((0, width), np.uint16))
 
 
 def top_k(values_RV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,7 +51,7 @@ def top_k(values_RV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 def teacher_tensors(
     raw_RV: torch.Tensor, k: int, emitted_R: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The fields of :class:`TeacherRows` on the device of the raw logits; ``emitted_R`` are the ids that were
+    """What :class:`TeacherRows` takes from raw logits, on their device; ``emitted_R`` are the ids that were
     emitted after each row.
 
     A whole log-softmax is one fused pass, cheaper on a CPU than ``logsumexp``, which makes two.
@@ -59,11 +62,15 @@ def teacher_tensors(
     return ids.to(torch.int32), logp.half(), token_logp.half()
 
 
-def teacher_rows(raw_RV: torch.Tensor, k: int, emitted_R: torch.Tensor) -> TeacherRows:
-    """:func:`teacher_tensors` in host memory, waiting for them."""
-    return TeacherRows(*(part.cpu().numpy() for part in teacher_tensors(raw_RV, k, emitted_R)))
+def teacher_rows(
+    raw_RV: torch.Tensor, k: int, emitted_R: torch.Tensor, last_RH: torch.Tensor | None = None
+) -> TeacherRows:
+    """:func:`teacher_tensors` and the last hidden states in host memory, waiting for them."""
+    last = np.empty((len(raw_RV), 0), np.uint16) if last_RH is None else bf16_bits(last_RH)
+    ids, logp, token_logp = (part.cpu().numpy() for part in teacher_tensors(raw_RV, k, emitted_R))
+    return TeacherRows(ids, logp, token_logp, last)
 
 
 def bf16_bits(hidden: torch.Tensor) -> np.ndarray:
-    """Hidden states [R, 3H] of any float type as the bit pattern of bfloat16, uint16 [R, 3H]."""
+    """Hidden states [R, …] of any float type as the bit pattern of bfloat16, uint16 of the same shape."""
     return hidden.to(torch.bfloat16).contiguous().view(torch.int16).cpu().numpy().view(np.uint16)

@@ -66,6 +66,7 @@ def plan_launch(
         max_request_tokens=settings.capture.max_request_tokens,
         sampling_rate=settings.capture.sampling_rate,
         teacher_k=settings.capture.teacher_k,
+        target_signal=settings.capture.target_signal,
         ring_path=ring,
         ring_bytes=settings.capture.ring_bytes,
     )

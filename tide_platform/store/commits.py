@@ -12,7 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import lance
@@ -20,7 +20,7 @@ from lance.dataset import LanceOperation, Transaction
 from lance.fragment import FragmentMetadata, write_fragments
 
 from tide_platform.capture.packing import packed_bytes
-from tide_platform.capture.record import Sample, StreamMeta
+from tide_platform.capture.record import Sample, StreamMeta, TargetSignal
 from tide_platform.store import schema as columns
 from tide_platform.store.durable import sync_commit, sync_fragments
 from tide_platform.store.errors import StoreUnavailable, StreamMismatch
@@ -150,6 +150,10 @@ def check_sample(uri: str, stream: StreamMeta, sample: Sample) -> None:
         rows = len(sample.tensors["row_pos"])
         fits = len(aux) == packed_bytes(sample.meta.aux_format, rows, features, kept)
         width = stream.hidden_size if fits else -1
-    if not fits or (k, digest) != (stream.teacher_k, stream.target_digest):
-        theirs = StreamMeta(digest, width, stream.vocab_size, stream.aux_layer_ids, k)
+    last = sample.tensors.get("last_hidden")
+    signal: TargetSignal = "topk" if last is None else "last_hidden"
+    if last is not None and last.shape[1] != stream.hidden_size:
+        fits, width = False, last.shape[1]
+    if not fits or (k, digest, signal) != (stream.teacher_k, stream.target_digest, stream.target_signal):
+        theirs = replace(stream, target_digest=digest, hidden_size=width, teacher_k=k, target_signal=signal)
         raise StreamMismatch(uri, stream, theirs)

@@ -74,12 +74,12 @@ class Compactor:
         return len(chosen)
 
     def _look(self, dataset: lance.LanceDataset) -> list[Part]:
-        """Reads four plain columns of the fragments that are new since the last call."""
+        """Reads plain columns of the fragments that are new since the last call."""
         fragments = {fragment.fragment_id: fragment for fragment in dataset.get_fragments()}
         self._parts = {key: value for key, value in self._parts.items() if key in fragments}
         new = [fragment for key, fragment in fragments.items() if key not in self._parts]
         if new:
-            sizes = [f"{name}_bytes" for name in columns.BLOBS]
+            sizes = [f"{name}_bytes" for name in columns.blobs(columns.stream_of(dataset.schema))]
             names = ["tenant", "captured_at", *sizes]
             table = dataset.scanner(columns=names, fragments=new, with_row_address=True).to_table()
             rows = zip(*(table[name].to_pylist() for name in ("_rowaddr", *names)), strict=True)

@@ -111,9 +111,11 @@ class StreamMismatch(StoreError):
         values = ", ".join(
             f"{name} {getattr(ours, name)} against {getattr(theirs, name)}" for name in differing
         )
+        mend = "serve the other target under its own `deployment` name"
+        if differing == ["target_signal"]:
+            mend = f"set capture.target_signal: {ours.target_signal}, or another `deployment` name"
         super().__init__(
-            f"{uri}: holds samples of another stream: {values} (dataset against samples); serve the other "
-            "target under its own `deployment` name"
+            f"{uri}: holds samples of another stream: {values} (dataset against samples); {mend}"
         )
         self.uri, self.ours, self.theirs, self.differing = uri, ours, theirs, differing
 

@@ -115,6 +115,7 @@ class LanceFeatureStore:
 
     def _used(self) -> int:
         handle = self._store.handle
-        names = [f"{name}_bytes" for name in columns.BLOBS]
-        table = reading.read(handle, handle.require(), names, None)
+        dataset = handle.require()
+        names = [f"{name}_bytes" for name in columns.blobs(columns.stream_of(dataset.schema))]
+        table = reading.read(handle, dataset, names, None)
         return sum(sum(table[name].to_pylist()) for name in names)

@@ -18,7 +18,6 @@ from tide_platform.store.handle import Handle
 _TORN = ("fill whole buffer", "bytes, expected", "Invalid range", "Range Not Satisfiable", "Not found")
 _IDS_A_QUERY = 500
 _PLAIN = [*columns.META, *columns.LISTS]
-_PLAIN += [f"{name}_{suffix}" for name in columns.BLOBS for suffix in ("bytes", "crc32c")]
 
 
 def read(handle: Handle, dataset: lance.LanceDataset, names: list[str], where: str | None) -> Any:
@@ -51,20 +50,22 @@ def load_batch(
     Raises :class:`SamplesMissing`, :class:`BlobCorrupt`.
     """
     row_ids = [row_id for _, row_id in pairs]
+    stream = columns.stream_of(dataset.schema)
+    large = columns.blobs(stream)
+    plain = [*_PLAIN, *(f"{name}_{suffix}" for name in large for suffix in ("bytes", "crc32c"))]
     with handle.errors():
-        table = dataset._take_rows(row_ids, columns=_PLAIN)
+        table = dataset._take_rows(row_ids, columns=plain)
         if table.num_rows != len(pairs):  # rows that expired since are left out silently
             kept = set(table["sample_id"].to_pylist())
             raise SamplesMissing(handle.uri, [sample_id for sample_id, _ in pairs if sample_id not in kept])
-    blobs = {name: _blobs(handle, dataset, name, pairs) for name in columns.BLOBS}
-    stream = columns.stream_of(dataset.schema)
+    blobs = {name: _blobs(handle, dataset, name, pairs) for name in large}
     lists = {name: table[name].combine_chunks() for name in columns.LISTS}
     for index, row in enumerate(table.drop_columns(list(columns.LISTS)).to_pylist()):
         if row["sample_id"] != pairs[index][0]:
             raise SamplesMissing(handle.uri, [pairs[index][0]])
         tensors = {name: lists[name][index].values.to_numpy(zero_copy_only=False) for name in columns.LISTS}
         rows, teachers = len(tensors["row_pos"]), len(tensors["teacher_pos"])
-        for name in columns.BLOBS:
+        for name in large:
             blob = blobs[name][index] or b""
             whole = len(blob) == row[f"{name}_bytes"]
             whole = whole and crc32c(np.frombuffer(blob, np.uint8)) == row[f"{name}_crc32c"]

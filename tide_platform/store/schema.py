@@ -14,7 +14,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from tide_platform.capture.record import TENSORS, Sample, SampleMeta, StreamMeta
+from tide_platform.capture.record import KINDS, OPTIONAL, TENSORS, Sample, SampleMeta, StreamMeta
 from tide_platform.capture.segment import crc32c
 
 STREAM_KEY = b"tide.stream"
@@ -35,10 +35,15 @@ META: dict[str, pa.DataType] = {field.name: _TYPES[field.type] for field in fiel
 def dataset_schema(stream: StreamMeta) -> pa.Schema:
     columns = [pa.field(name, kind) for name, kind in META.items()]
     columns += [pa.field(name, pa.list_(pa.from_numpy_dtype(np.dtype(TENSORS[name][0])))) for name in LISTS]
-    for name in BLOBS:
+    for name in blobs(stream):
         columns.append(lance.blob_field(name, dedicated_size_threshold=_DEDICATED))
         columns += [pa.field(f"{name}_bytes", pa.int64()), pa.field(f"{name}_crc32c", pa.uint32())]
     return pa.schema(columns, metadata={STREAM_KEY: json.dumps(stream.to_json(), sort_keys=True)})
+
+
+def blobs(stream: StreamMeta) -> tuple[str, ...]:
+    """Names of the tensors that are a blob column each, in the order of the columns."""
+    return (*BLOBS, *(name for name in OPTIONAL if name in stream.tensors))
 
 
 def stream_of(schema: pa.Schema) -> StreamMeta:
@@ -53,7 +58,7 @@ def to_table(samples: Sequence[Sample], schema: pa.Schema) -> pa.Table:
     }
     for name in LISTS:
         columns[name] = pa.array([sample.tensors[name] for sample in samples], schema.field(name).type)
-    for name in BLOBS:
+    for name in blobs(stream):
         arrays = [np.ascontiguousarray(stored_array(name, sample, stream)) for sample in samples]
         columns[name] = lance.blob_array([array.tobytes() for array in arrays])
         columns[f"{name}_bytes"] = pa.array([array.nbytes for array in arrays], pa.int64())
@@ -78,16 +83,19 @@ def blob_array(
     """The tensor of a stored blob, aux states still packed; None where its length is not the shape's."""
     if name == "aux" and aux_format != "bf16":
         return np.frombuffer(blob, np.uint8)  # its length is checked where it is unpacked
-    shape = (rows, 3 * stream.hidden_size) if name == "aux" else (teachers, stream.teacher_k)
-    kind = np.uint16 if name == "teacher_ids" and _narrow(stream) else np.dtype(TENSORS[name][0])
+    shape = {
+        "aux": (rows, 3 * stream.hidden_size),
+        "last_hidden": (teachers, stream.hidden_size),
+    }.get(name, (teachers, stream.teacher_k))
+    kind = np.uint16 if name == "teacher_ids" and _narrow(stream) else np.dtype(KINDS[name][0])
     if len(blob) != shape[0] * shape[1] * np.dtype(kind).itemsize:
         return None
-    return np.frombuffer(blob, kind).reshape(shape).astype(TENSORS[name][0], copy=False)
+    return np.frombuffer(blob, kind).reshape(shape).astype(KINDS[name][0], copy=False)
 
 
 def stored_bytes(sample: Sample) -> int:
     """Of its large tensors, at most."""
-    return sum(sample.tensors[name].nbytes for name in BLOBS)
+    return sum(sample.tensors[name].nbytes for name in (*BLOBS, *OPTIONAL) if name in sample.tensors)
 
 
 def _narrow(stream: StreamMeta) -> bool:

@@ -22,7 +22,7 @@ import google_crc32c
 import numpy as np
 
 from tide_platform.capture.packing import unpack
-from tide_platform.capture.record import TENSORS, Sample, SampleMeta
+from tide_platform.capture.record import KINDS, Sample, SampleMeta
 from tide_platform.capture.segment import crc32c
 from tide_platform.store.errors import (
     BlobCorrupt,
@@ -196,7 +196,7 @@ class SharedDirFeatureStore:
 
 
 def _encode(sample: Sample) -> bytes:
-    arrays = {name: np.ascontiguousarray(sample.tensors[name]) for name in TENSORS}
+    arrays = {name: np.ascontiguousarray(sample.tensors[name]) for name in KINDS if name in sample.tensors}
     tensors = [
         {
             "name": name,

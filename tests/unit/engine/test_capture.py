@@ -34,7 +34,7 @@ class FakeWriter:
         return not self.full or self.drop(rid, "ring_full")
 
     def write(
-        self, rid, pos, aux, teacher_pos, teacher_ids, teacher_logp, token_logp, tokens_pos, tokens
+        self, rid, pos, aux, teacher_pos, teacher_ids, teacher_logp, token_logp, tokens_pos, tokens, last
     ) -> bool:
         if self.full:
             return self.drop(rid, "ring_full")
@@ -89,8 +89,9 @@ def _open(capture: Capture, request: Request) -> OpenSample:
 
 
 def _rows(count: int) -> TeacherRows:
+    last = np.zeros((count, 0), np.uint16)
     return TeacherRows(
-        np.zeros((count, K), np.int32), np.zeros((count, K), np.float16), np.zeros(count, np.float16)
+        np.zeros((count, K), np.int32), np.zeros((count, K), np.float16), np.zeros(count, np.float16), last
     )
 
 

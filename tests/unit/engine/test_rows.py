@@ -12,6 +12,7 @@ import torch
 
 from tide_platform.capture.record import SampleMeta
 from tide_platform.engine.capture import Capture, Origin
+from tide_platform.engine.last_hidden import NoLastHidden
 from tide_platform.engine.policy import Policy, Request
 from tide_platform.engine.rows import RowHooks
 
@@ -25,6 +26,7 @@ class Ring:
         self.dropped: dict[str, int] = {}
         self.rows: dict[str, dict[int, np.ndarray]] = {}
         self.teachers: dict[str, list[int]] = {}
+        self.last: dict[str, dict[int, np.ndarray]] = {}
         self.tokens: dict[str, list[int]] = {}
         self.done: dict[str, tuple[SampleMeta, list[int]]] = {}
         self.names: dict[str, str] = {}
@@ -32,13 +34,15 @@ class Ring:
     def begin(self, rid: str, meta: SampleMeta) -> bool:
         self.names[rid] = meta.request_id
         self.rows[meta.request_id], self.teachers[meta.request_id] = {}, []
+        self.last[meta.request_id] = {}
         self.tokens[meta.request_id] = []
         return True
 
-    def write(self, rid, pos, aux, teacher_pos, ids, logp, token_logp, tokens_pos, tokens) -> bool:
+    def write(self, rid, pos, aux, teacher_pos, ids, logp, token_logp, tokens_pos, tokens, last) -> bool:
         name = self.names[rid]
         self.rows[name] |= {pos + i: row for i, row in enumerate(aux)}
         self.teachers[name] += range(teacher_pos, teacher_pos + len(token_logp))
+        self.last[name] |= {teacher_pos + i: row for i, row in enumerate(last)}
         assert tokens_pos == len(self.tokens[name])
         self.tokens[name] += tokens.tolist()
         return True
@@ -93,9 +97,9 @@ class Req(SimpleNamespace):
 class Server:
     """Forward steps as SGLang makes them: row p of request r holds r*100 + p in each column."""
 
-    def __init__(self, **policy: Any) -> None:
+    def __init__(self, last_width: int = 0, **policy: Any) -> None:
         self.ring, self.errors = Ring(), []
-        self.hooks = RowHooks(Sglang(), K, self.errors.append)
+        self.hooks = RowHooks(Sglang(), K, self.errors.append, last_width)
         rules = {"enabled": True, "default": "allow", "sampling_rate": 1.0, **policy}
         self.capture = Capture(self.ring, Policy(**rules), Origin("t", "greedy", "unit"), "d", 2)
         self.hooks.start(self.capture)
@@ -109,7 +113,7 @@ class Server:
             100 * i + s + j for i, (s, n) in enumerate(zip(starts, counts, strict=True)) for j in range(n)
         ]
         hidden = torch.tensor(rows, dtype=torch.float32).view(-1, 1).expand(-1, WIDTH)
-        logits = SimpleNamespace(hidden_states=hidden, next_token_logits=torch.rand(len(reqs), VOCABULARY))
+        logits = self._logits(hidden, len(reqs))
 
         def sample(runner: Any, logits: Any, batch: Any) -> torch.Tensor:
             logits.next_token_logits.zero_()  # as SGLang does: probabilities in place
@@ -135,7 +139,7 @@ class Server:
         )
         rows = [100 * i + s + j for i, s in enumerate(lengths) for j in range(n)]
         hidden = torch.tensor(rows, dtype=torch.float32).view(-1, 1).expand(-1, WIDTH)
-        logits = SimpleNamespace(hidden_states=hidden, next_token_logits=torch.rand(len(rows), VOCABULARY))
+        logits = self._logits(hidden, len(rows))
         result = (torch.zeros(len(rows), dtype=torch.int32), torch.tensor(accepted), None)
 
         def verify(*_: Any) -> Any:
@@ -148,6 +152,14 @@ class Server:
         for req, count in zip(reqs, accepted, strict=True):
             req.output_ids += [500 + len(req.output_ids) + i for i in range(count)]
             req.spec_verify_ct += 1
+
+    def _logits(self, hidden: torch.Tensor, rows: int) -> Any:
+        """What the logits processor gives; the last hidden state of row p of request r is -(r*100 + p)."""
+        logits = SimpleNamespace(hidden_states=hidden, next_token_logits=torch.rand(rows, VOCABULARY))
+        if not self.hooks.last_width:
+            return logits
+        states = -hidden[:, : self.hooks.last_width]
+        return self.hooks.last.on_logits(lambda *_: logits, None, None, states, None, None)
 
     def first_token(self, *reqs: Req) -> None:
         for req in reqs:
@@ -232,6 +244,31 @@ def test_a_retracted_request_is_prefilled_with_its_response() -> None:
     assert meta.flags == ("retracted",) and tokens == [0, 1, 2, 500, 501, 502, 503, 504]
     assert server.ring.teachers["a"] == [3, 4, 5, 6]  # 5 is the second prefill's last row
     assert "other" not in server.ring.rows
+
+
+def test_last_hidden_states_are_those_of_the_teacher_rows() -> None:
+    server = Server(last_width=2)
+    a, other, b = Req("a", 3), Req("other", 3, train="deny"), Req("b", 4)
+    server.prefill([other, a, b], [0, 0, 0], [3, 3, 4])
+    server.first_token(a, other, b)
+    server.decode([other, a, b], [3, 3, 4], [1, 2, 3])
+    server.prefill([other, a], [3, 0], [2, 6])  # it was retracted; its last row lies in its response
+    a.output_ids.append(503)
+    server.decode([a], [6], [1])
+    server.finish(a, b)
+    assert server.errors == []
+    assert {p: _value(row) for p, row in server.ring.last["a"].items()} == {3: -103, 4: -104, 5: -105, 6: -6}
+    assert {p: _value(row) for p, row in server.ring.last["b"].items()} == {4: -204, 5: -205, 6: -206}
+
+
+def test_a_step_whose_last_hidden_states_were_not_seen_ends_capture() -> None:
+    server = Server(last_width=2)
+    a = Req("a", 3)
+    server.prefill([a], [0], [3])
+    server.first_token(a)
+    server.hooks.last.on_logits = lambda original, *rest: original()  # type: ignore[method-assign]
+    server.decode([a], [3], [1])
+    assert [type(error) for error in server.errors] == [NoLastHidden]
 
 
 def test_changing_k() -> None:

@@ -19,7 +19,7 @@ from tide_platform.engine.staging import StreamStager
 from tide_platform.engine.staging_memory import Shape, Staging
 from tide_platform.engine.steps import DirectStager, Planned, PrefillStep, Stager, VerifyStep
 
-WIDTH, VOCABULARY, TEACHERS = 12, 256, 4
+WIDTH, VOCABULARY, TEACHERS, LAST = 12, 256, 4, 6
 SECONDS = 30
 
 
@@ -108,7 +108,8 @@ def drained(stager: StreamStager) -> None:
 class Traffic:
     """Random steps of a few requests; the same ones from the same seed."""
 
-    def __init__(self, seed: int, capture: Capture, stager: Stager):
+    def __init__(self, seed: int, capture: Capture, stager: Stager, last: int = 0):
+        self.last = last  # columns of the last hidden states
         self.random, self.torch = random.Random(seed), torch.Generator().manual_seed(seed)
         self.capture, self.stager = capture, stager
         self.open: list[tuple[OpenSample, int]] = []  # (sample, tokens so far)
@@ -145,7 +146,8 @@ class Traffic:
         raw = self._made(len(answered), VOCABULARY) if answered else None
         drawn = torch.randint(VOCABULARY, (len(answered),), generator=self.torch) if answered else None
         hidden = self._made(2 + sum(counts), WIDTH).to(dtype)
-        self._stage(PrefillStep(plan, hidden, starts, counts, offsets, answered, raw, drawn))
+        last = self._made(2 + sum(counts), self.last).to(dtype) if self.last else None
+        self._stage(PrefillStep(plan, hidden, starts, counts, offsets, answered, raw, drawn, last))
         self.open += samples
 
     def verify(self, n: int, dtype: torch.dtype, raw_planned: bool) -> None:
@@ -161,7 +163,8 @@ class Traffic:
         rows = (len(plan) if raw_planned else batch) * n
         hidden, raw = self._made(batch * n, WIDTH).to(dtype), self._made(rows, VOCABULARY)
         predict = torch.randint(VOCABULARY, (batch * n,), generator=self.torch, dtype=torch.int32)
-        self._stage(VerifyStep(plan, n, hidden, raw, raw_planned, predict, lengths, seq_lens))
+        last = self._made(batch * n, self.last).to(dtype) if self.last else None
+        self._stage(VerifyStep(plan, n, hidden, raw, raw_planned, predict, lengths, seq_lens, last))
 
     def end(self) -> None:
         sample, length = self.open.pop(self.random.randrange(len(self.open)))
@@ -206,21 +209,22 @@ def kinds(writer: Recorder, sample: OpenSample | None = None) -> list[str]:
 
 
 def staged(
-    writer: Recorder, slots: int = 500, rows: int = 8
+    writer: Recorder, slots: int = 500, rows: int = 8, last: int = 0
 ) -> tuple[StreamStager, LateDevice, list[Exception]]:
     device, failed = LateDevice(), []
-    staging = Staging(Shape(WIDTH, TEACHERS, rows, slots), device)
+    staging = Staging(Shape(WIDTH, TEACHERS, rows, slots, last), device)
     return StreamStager(capture_to(writer), staging, failed.append), device, failed
 
 
+@pytest.mark.parametrize("last", [0, LAST])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_records_are_those_of_the_direct_way(seed: int) -> None:
+def test_the_records_are_those_of_the_direct_way(seed: int, last: int) -> None:
     direct, late = Recorder(), Recorder()
     capture = capture_to(direct)
-    Traffic(seed, capture, DirectStager(capture, TEACHERS)).run(40)
+    Traffic(seed, capture, DirectStager(capture, TEACHERS, last), last).run(40)
 
-    stager, device, failed = staged(late)
-    traffic, order = Traffic(seed, stager.capture, stager), random.Random(seed)
+    stager, device, failed = staged(late, last=last)
+    traffic, order = Traffic(seed, stager.capture, stager, last), random.Random(seed)
     for _ in range(40):  # copies arrive out of step, some after many further steps
         traffic.run(1)
         if order.random() < 0.3:
@@ -230,6 +234,8 @@ def test_the_records_are_those_of_the_direct_way(seed: int) -> None:
     drained(stager)
     assert not failed and late.dropped == direct.dropped and len(direct.calls) > 100
     assert_same(records(late.calls), records(direct.calls))
+    widths = {call[-1].shape[1] for call in late.calls if call[0] == "write"}
+    assert widths == {last}
     assert stager.capture.status()["rows"] == capture.status()["rows"]
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.synthetic import STREAM, assert_same, make_sample
+from tests.synthetic import LAST_STREAM, STREAM, assert_same, make_sample
 from tide_platform.capture.packing import pack, unpack
+from tide_platform.capture.record import StreamMeta
 from tide_platform.config import Settings
 from tide_platform.store.errors import (
     BlobCorrupt,
@@ -32,11 +33,11 @@ class Backend:
     root: Path
     lance: bool
 
-    def open(self, budget: int | None = None) -> FeatureStore:
+    def open(self, budget: int | None = None, stream: StreamMeta = STREAM) -> FeatureStore:
         if not self.lance:
             return SharedDirFeatureStore(self.root, FEATURES, budget, torn_seconds=0.0)
         store = open_store(Settings(storage={"uri": str(self.root)}))
-        store.ensure(STREAM)
+        store.ensure(stream)
         return LanceFeatureStore(store, budget)
 
     def objects(self) -> list[Path]:
@@ -62,6 +63,14 @@ def test_packed_samples_come_out_unpacked(backend, form):
     packed = pack(SAMPLES[0], form)
     (sample,) = backend.open().get(backend.open().put([packed], "b"))
     assert_same(sample, unpack(packed, FEATURES))
+
+
+def test_a_stream_with_last_hidden_states(backend):
+    wanted = make_sample("last", 700, 5, LAST_STREAM)
+    store = backend.open(stream=LAST_STREAM)
+    (sample,) = store.get(store.put([wanted], "b"))
+    assert_same(sample, wanted)
+    assert store.health().used_bytes >= sum(array.nbytes for array in wanted.tensors.values()) // 2
 
 
 def test_get_after_release(backend):

@@ -1,13 +1,14 @@
 """The Lance dataset, on a local folder."""
 
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
-from tests.synthetic import STREAM, assert_same, make_sample
+from tests.synthetic import LAST_STREAM, STREAM, assert_same, make_sample
 from tide_platform.capture.packing import pack, unpack
+from tide_platform.capture.record import StreamMeta
 from tide_platform.config import Settings
 from tide_platform.store.errors import (
     BlobCorrupt,
@@ -113,12 +114,54 @@ def test_another_stream_is_refused_by_name(store, settings):
         (replace(STREAM, aux_layer_ids=(1, 2, 3)), "aux_layer_ids"),
         (replace(STREAM, target_digest="other"), "target_digest"),
         (replace(STREAM, format_version=9), "format_version"),
+        (LAST_STREAM, "target_signal topk against last_hidden .* set capture.target_signal: topk"),
     ):
         with pytest.raises(StreamMismatch, match=name):
             open_store(settings).ensure(changed)
     with pytest.raises(StreamMismatch, match="target_digest"):
         store.append([make_sample("x", target_digest="other")], ["1"])
     assert store.tip().rows == 0 and store.stream_meta() == STREAM
+
+
+def test_last_hidden_states_are_a_blob_of_their_own(settings):
+    store = open_store(settings)
+    store.ensure(LAST_STREAM)
+    samples = [
+        make_sample("small", 12, 1, LAST_STREAM),
+        pack(make_sample("big", 3000, 2, LAST_STREAM), "int8"),
+    ]
+    store.append(samples, ["1"])
+    small, big = open_store(settings).load(["small", "big"])
+    assert_same(small, samples[0])
+    np.testing.assert_array_equal(big.tensors["last_hidden"], samples[1].tensors["last_hidden"])
+    with pytest.raises(StreamMismatch, match="target_signal last_hidden against topk"):
+        store.append([make_sample("x")], ["2"])
+    wide = make_sample("wide", 12, 1, replace(LAST_STREAM, hidden_size=16))
+    wide.tensors["aux"] = wide.tensors["aux"][:, :24]
+    with pytest.raises(StreamMismatch, match="hidden_size 8 against 16"):
+        store.append([wide], ["2"])
+    assert store.tip().rows == 2
+
+
+def test_a_dataset_without_them_refuses_samples_with_them(store):
+    with pytest.raises(StreamMismatch, match="target_signal topk against last_hidden"):
+        store.append([make_sample("x", 12, 1, LAST_STREAM)], ["1"])
+
+
+def test_a_dataset_of_a_former_release_is_read(settings, monkeypatch):
+    """Its schema says nothing of a target signal."""
+
+    def former(stream):
+        return {name: value for name, value in asdict(stream).items() if name != "target_signal"}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamMeta, "to_json", former)
+        open_store(settings).ensure(STREAM)
+    store = open_store(settings)
+    assert b"target_signal" not in store.handle.require().schema.metadata[b"tide.stream"]
+    store.ensure(STREAM)
+    store.append(SAMPLES[:1], ["1"])
+    assert_same(next(store.load([SAMPLES[0].meta.sample_id])), SAMPLES[0])
 
 
 def test_a_damaged_blob_is_noticed(store, tmp_path):

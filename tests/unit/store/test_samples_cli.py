@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from tests.synthetic import STREAM, make_sample
+from tests.synthetic import LAST_STREAM, STREAM, make_sample
 from tide_platform.cli.samples import app
 from tide_platform.config import Settings, dump_settings
 from tide_platform.store.errors import SamplesMissing
@@ -38,6 +38,16 @@ def test_show(config):
     assert "uint16[12, 24]" in output and "not at hand" in output and "response tokens" in output
     with pytest.raises(SamplesMissing, match="third"):
         run("show", "third", "--config", config)
+
+
+def test_show_names_the_last_hidden_states_of_a_stream_that_has_them(tmp_path):
+    settings = Settings(storage={"uri": str(tmp_path / "store")}, state=tmp_path)
+    store = open_store(settings)
+    store.ensure(LAST_STREAM)
+    store.append([make_sample("one", 12, 1, LAST_STREAM)], ["x"])
+    path = tmp_path / "tide.yaml"
+    path.write_text(dump_settings(settings))
+    assert "last_hidden          uint16[12, 8]" in run("show", "one", "--config", str(path)).output
 
 
 def test_stats(config):
