@@ -142,7 +142,7 @@ def _train(
 
 def _judge(
     draft: Any, target: Any, samples: Sequence[Sample]
-) -> tuple[list[float], dict[str, list[list[int]]]]:
+) -> tuple[list[float], dict[str, list[list[float]]]]:
     """Acceptance length by k, and by request the rounds and accepted drafts of each k."""
     from tide_platform.evaluation.acceptance import acceptance_length
     from tide_platform.evaluation.replay import replay
@@ -176,8 +176,9 @@ def _interval(static: dict[str, Any], adapted: dict[str, Any], k: int) -> tuple[
 
     def replays(counts: dict[str, Any]) -> list[RequestReplay]:
         return [
-            RequestReplay(request, request, 0, {k: KReplay(*by_k[k - 1], ())})
+            RequestReplay(request, request, 0, {k: KReplay(rounds, accepted, ())})
             for request, by_k in counts.items()
+            for rounds, accepted in [by_k[k - 1]]
         ]
 
     found = compare(replays(static), replays(adapted), k, confidence=0.975)

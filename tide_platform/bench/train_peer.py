@@ -67,15 +67,13 @@ class Recipe:
 
 def recipe(examples: Sequence[Any], settings: Settings, seed: int) -> Recipe:
     """Batches and rates of ``training.trainer.train`` for these examples, as it would take them."""
-    from tide_platform.training.data import plan_epoch
-    from tide_platform.training.trainer import BETAS, learning_rate
+    from tide_platform.training.plan import plan_run
+    from tide_platform.training.schedule import learning_rate
+    from tide_platform.training.state import BETAS
 
     training = settings.training
-    steps = [
-        chosen
-        for epoch in range(training.epochs)
-        for chosen in plan_epoch(examples, training.batch_size, seed * 1000 + epoch)
-    ]
+    plan = plan_run(examples, [range(len(examples))] * training.epochs, training.batch_size, seed)
+    steps = [list(step.samples) for step in plan.steps]
     rates = [learning_rate(number, len(steps), training) for number in range(len(steps))]
     return Recipe(steps, rates, BETAS)
 

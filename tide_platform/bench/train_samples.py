@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tide_platform.bench.bytes import NotCaptured
+from tide_platform.bench.captured import NotCaptured
 from tide_platform.capture.packing import pack
 from tide_platform.capture.record import OPTIONAL, Sample, StreamMeta
 from tide_platform.config import Settings
@@ -28,7 +28,7 @@ def collect(
     settings: Settings, folder: Path, counts: dict[str, int], say: Callable[[str], None]
 ) -> tuple[StreamMeta, dict[str, list[Sample]]]:
     """Samples of the first ``counts`` prompts of each tenant, in the prompts' order; what is not in
-    ``folder`` yet is captured. Raises :class:`~tide_platform.bench.bytes.NotCaptured`.
+    ``folder`` yet is captured. Raises :class:`~tide_platform.bench.captured.NotCaptured`.
     """
     asked = {tenant: prompts(settings, tenant, count) for tenant, count in counts.items()}
     _, found = _found(folder)

@@ -94,7 +94,8 @@ def _trained(settings: Settings, spec: dict[str, Any], samples: Sequence[Sample]
 def _from_store(settings: Settings, spec: dict[str, Any]) -> dict[str, Any]:
     """The deployment's own command: everything between its job file and its checkpoint."""
     import tide_platform.store.hidden_states  # noqa: F401 (its import is not what is measured)
-    from tide_platform.training.job import TrainJob, run_job
+    from tide_platform.training.job import TrainJob
+    from tide_platform.training.run import run_job
 
     job = TrainJob(
         settings=store_settings(settings, Path(spec["folder"])),
