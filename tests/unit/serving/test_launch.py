@@ -140,6 +140,7 @@ def test_what_the_plugin_is_told():
         "max_request_tokens": None,
         "sampling_rate": 1.0,
         "teacher_k": 16,
+        "target_signal": "topk",
         "ring_path": "/state/spool/server.ring",
         "ring_bytes": 256 << 20,
     }
