@@ -60,7 +60,7 @@ def loss_and_stats(
     last hidden state. Raises :class:`MissingTeacher` where it is needed and not given.
     """
     if isinstance(batch.teacher, LastHidden) and teacher_head_VH is None:
-        raise MissingTeacher(batch.sample_ids[0], "no target head was given")
+        raise MissingTeacher(f"sample {batch.sample_ids[0]}", "no target head was given")
     steps = len(counts)
     device = embed_VH.device
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):

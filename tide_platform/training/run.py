@@ -28,7 +28,7 @@ from tide_platform.training.plan import Expected, Plan, count, expected, plan_ru
 from tide_platform.training.progress import JournalDamaged, StepRecord
 from tide_platform.training.recovery import Recovery, ReplayDiverged, ResumeRefused
 from tide_platform.training.samples import StoredSamples, find_refs
-from tide_platform.training.teacher import Heads
+from tide_platform.training.teacher import Heads, MissingTeacher
 from tide_platform.training.trainer import fit
 
 log = logging.getLogger("tide.train")
@@ -228,6 +228,8 @@ def _run(
     began = time.monotonic()
     store = open_store(job.settings)
     planned = plan_job(job, store)
+    if job.settings.training.teacher not in ("topk", store.stream_meta().target_signal):
+        raise MissingTeacher(store.uri, "the dataset holds no last hidden states")
     draft = load_draft(job.parent)
     run = _Run(job, planned, draft, _contract(job, draft, planned))
     if (done := run.finished()) is not None:

@@ -29,14 +29,14 @@ VOCAB_AT_ONCE = 4096  # logits of so many target tokens exist at a time where on
 
 
 class MissingTeacher(TideError):
-    """``training.teacher`` asks for something that the samples, or the caller, do not have."""
+    """``training.teacher`` asks for something that ``what`` (samples, a dataset, or the caller) lacks."""
 
-    def __init__(self, sample_id: str, missing: str):
+    def __init__(self, what: str, missing: str):
         super().__init__(
-            f"sample {sample_id}: training.teacher is last_hidden, but {missing}; "
-            "set training.teacher to topk, or capture with the last hidden state"
+            f"{what}: training.teacher is last_hidden, but {missing}; set training.teacher to topk, or "
+            "capture with capture.target_signal: last_hidden"
         )
-        self.sample_id, self.missing = sample_id, missing
+        self.what, self.missing = what, missing
 
 
 class HeadNotLinear(TideError):
@@ -180,12 +180,12 @@ def read_last_hidden(
     """
     bits_MH = sample.tensors.get("last_hidden")
     if bits_MH is None:
-        raise MissingTeacher(sample.meta.sample_id, "it holds no last hidden states")
+        raise MissingTeacher(f"sample {sample.meta.sample_id}", "it holds no last hidden states")
     if target_head_VH is None:
-        raise MissingTeacher(sample.meta.sample_id, "no target head was given")
+        raise MissingTeacher(f"sample {sample.meta.sample_id}", "no target head was given")
     if not finite_bf16(bits_MH):
         return "teacher is not finite"
-    hidden_MH = torch.from_numpy(bits_MH.view(np.int16)).view(torch.bfloat16)
+    hidden_MH = torch.from_numpy(bits_MH.view(np.int16).copy()).view(torch.bfloat16)
     best_M = inverse[target_argmax(hidden_MH, target_head_VH).numpy()]
     return LastHidden(torch.from_numpy(np.maximum(best_M, 0)), hidden_MH), best_M >= 0
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import AUX_LAYERS, TINY, prompts, say, tiny_parts
+from tiny import AUX_LAYERS, TINY, prompts, say, tiny_parts, with_last_hidden
 
 from tide_platform.capture.record import StreamMeta
 from tide_platform.config import Settings, TideError, draft_digest, target_digest
 from tide_platform.config.locks import LockHeld, locked
+from tide_platform.config.schema import Storage
 from tide_platform.draft.checkpoint import load_draft, new_draft, save_draft
 from tide_platform.draft.vocab import map_digest
 from tide_platform.evaluation.acceptance import acceptance_length
@@ -25,6 +26,7 @@ from tide_platform.training.job import BadJob, TrainJob
 from tide_platform.training.progress import Stopped
 from tide_platform.training.recovery import ResumeRefused
 from tide_platform.training.run import plan_job, run_job
+from tide_platform.training.teacher import MissingTeacher
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +119,33 @@ def test_reference_and_past_are_drawn_anew_each_epoch(job: TrainJob, tmp_path: P
     }  # fmt: skip
     assert plan_job(both, store).plan == planned.plan
     assert plan_job(both.model_copy(update={"seed": 4}), store).plan.digest != planned.plan.digest
+
+
+def test_the_teacher_is_the_one_that_is_asked_for(job: TrainJob, tmp_path: Path) -> None:
+    uri = str(tmp_path / "store")
+    settings = job.settings.model_copy(update={"storage": Storage(uri=uri)})
+    store = open_store(settings)
+    store.ensure(StreamMeta("t", 96, 256, AUX_LAYERS, 16, target_signal="last_hidden"))
+    version = store.append(with_last_hidden(say(prompts(24), 40)), ["segment"]).version
+    update = {"settings": settings, "lance_version": version, "reference_sample_ids": []}
+    known = job.model_copy(update=update)
+    results = {
+        teacher: run_job(changed(known, tmp_path / teacher, {"teacher": teacher, "epochs": 2}))
+        for teacher in ("topk", "last_hidden")
+    }
+    of_topk, of_last = (results[teacher].history for teacher in ("topk", "last_hidden"))
+    assert results["topk"].digest != results["last_hidden"].digest
+    # 16 of 120 tokens hold nearly all that the teacher says
+    assert of_last[-1]["loss"] == pytest.approx(of_topk[-1]["loss"], rel=0.05)
+    assert of_last[-1]["loss"] < of_last[0]["loss"]
+
+
+def test_a_teacher_that_the_dataset_does_not_hold_is_named_before_any_tensor_is_read(
+    job: TrainJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("tide_platform.store.reading.load_batch")
+    with pytest.raises(MissingTeacher, match=r"capture\.target_signal"):
+        run_job(changed(job, tmp_path / "out", {"teacher": "last_hidden"}))
 
 
 def test_a_window_that_teaches_nothing_is_named_before_any_tensor_is_read(
