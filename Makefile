@@ -72,7 +72,7 @@ demo: setup  ## serve, capture, fine-tune, validate and deploy a draft on this m
 gpu: .venv/.ready  ## what a CUDA or ROCm box shows, as one JSON object; GPU_PYTHON=the python with SGLang, GPU_ARGS="--config FILE"
 	TIDE_SERVING__PYTHON=$(GPU_PYTHON) .venv/bin/python -m tide_platform.bench.gpu $(GPU_ARGS)
 
-test: setup setup-next lint  ## the test suite: fast unit tests first, then real services (20 minutes)
+test: setup setup-next setup-peers lint  ## the test suite: fast unit tests first, then real services (20 minutes)
 	.venv/bin/pytest -m "not faults and not gate"
 
 test-faults: setup  ## the slow ones: the whole stack killed, interrupted, restarted (10 minutes)
@@ -84,7 +84,7 @@ test-gate: setup  ## the consistency gate with a real server: good drafts pass, 
 test-unit: setup  ## unit tests only (two minutes)
 	.venv/bin/pytest tests/unit
 
-test-integration: setup setup-next  ## tests against real services only
+test-integration: setup setup-next setup-peers  ## tests against real services only
 	.venv/bin/pytest tests/integration
 
 lint: .venv/.ready  ## ruff, pyright, import contracts

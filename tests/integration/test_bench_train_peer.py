@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from tests.fixtures.tiny import AUX_LAYERS, TINY, prompts, say, tiny_parts, with_last_hidden
 from tide_platform.bench import train as bench
-from tide_platform.bench import train_peer as peer
 from tide_platform.bench.report import Report
 from tide_platform.bench.train_samples import HELD_OUT, WORKLOAD
 from tide_platform.capture.record import Sample, StreamMeta
@@ -20,7 +19,6 @@ from tide_platform.draft.checkpoint import load_draft, new_draft, save_draft
 
 
 @pytest.mark.integration
-@pytest.mark.skipif(not peer.PYTHON.exists(), reason="needs `make setup-peers`")
 def test_the_peer_proves_the_conversion_trains_and_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
