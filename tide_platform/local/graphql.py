@@ -7,6 +7,7 @@ from tide_platform.local.errors import StackError
 
 _WORKSPACE = """{ workspaceOrError { ... on Workspace { locationEntries { name loadStatus
   locationOrLoadError { __typename ... on PythonError { message } } } } } }"""
+_RELOAD = "mutation { reloadWorkspace { __typename } }"
 _DAEMONS = "{ instance { daemonHealth { allDaemonStatuses { daemonType healthy required } } } }"
 _RUNS = """query Runs($limit: Int!) { runsOrError(limit: $limit) { ... on Runs { results {
   runId status startTime endTime tags { key value } } } } }"""
@@ -45,6 +46,10 @@ class Dagster:
 
     def locations(self) -> list[dict[str, Any]]:
         return self._ask(_WORKSPACE)["workspaceOrError"].get("locationEntries", [])
+
+    def reload_locations(self) -> None:
+        """Let the webserver load the definitions again: what it could not reach once stays an error."""
+        self._ask(_RELOAD)
 
     def daemons_healthy(self) -> bool:
         """Whether every daemon that this instance needs has sent a heartbeat."""

@@ -11,6 +11,7 @@ from tide_platform.local.layout import Layout
 from tide_platform.local.ports import HOST, InnerPorts, is_free
 from tide_platform.local.supervisor import ENDED, Supervisor
 
+_UNREACHABLE = "DagsterUserCodeUnreachableError"
 _PAUSE_S = 0.25
 _TAIL_LINES = 12
 
@@ -120,11 +121,19 @@ def _answers(url: str) -> bool:
 
 
 def _definitions_loaded(settings: Settings) -> bool:
-    entries = Dagster(dagster_url(settings)).locations()
+    """Raises ``OSError`` where the code server does not answer the webserver yet, :class:`StackError` where
+    the definitions themselves are wrong.
+    """
+    dagster = Dagster(dagster_url(settings))
+    entries = dagster.locations()
     for entry in entries:
         loaded = entry["locationOrLoadError"] or {}
         if loaded.get("__typename") == "PythonError":
-            raise StackError(f"Dagster can't load the definitions: {loaded['message'].strip()}")
+            message = loaded["message"].strip()
+            if _UNREACHABLE in message:  # a busy machine: the server listens before it answers
+                dagster.reload_locations()
+                raise OSError(message)
+            raise StackError(f"Dagster can't load the definitions: {message}")
     return bool(entries) and all(
         entry["loadStatus"] == "LOADED" and entry["locationOrLoadError"] for entry in entries
     )

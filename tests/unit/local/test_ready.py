@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tide_platform.config import Settings
 from tide_platform.local import ready
-from tide_platform.local.errors import ServiceFailed
+from tide_platform.local.errors import ServiceFailed, StackError
 from tide_platform.local.layout import Layout
 from tide_platform.local.supervisor import State
 
@@ -57,3 +58,34 @@ def test_the_deadline_tells_the_last_problem(layout: Layout) -> None:
         _wait(FakeSupervisor(mlflow="RUNNING"), layout, {"mlflow": refuse}, seconds=0.05)
     with pytest.raises(ServiceFailed, match="is started again"):
         _wait(FakeSupervisor(mlflow="BACKOFF"), layout, {"mlflow": refuse}, seconds=0.05)
+
+
+class Webserver:
+    """Answers with one message after the other, then with definitions that are loaded."""
+
+    def __init__(self, *messages: str):
+        self.messages, self.reloads = list(messages), 0
+
+    def locations(self) -> list[dict[str, object]]:
+        error = {"__typename": "PythonError", "message": self.messages.pop(0)} if self.messages else {"x": 1}
+        return [{"name": "tide", "loadStatus": "LOADED", "locationOrLoadError": error}]
+
+    def reload_locations(self) -> None:
+        self.reloads += 1
+
+
+def test_a_code_server_that_does_not_answer_yet_is_waited_for(monkeypatch):
+    webserver = Webserver("dagster._core.errors.DagsterUserCodeUnreachableError: Could not reach user code")
+    monkeypatch.setattr(ready, "Dagster", lambda url: webserver)
+    with pytest.raises(OSError, match="Could not reach"):
+        ready._definitions_loaded(Settings())
+    assert webserver.reloads == 1
+    assert ready._definitions_loaded(Settings())
+
+
+def test_definitions_that_are_wrong_are_not_waited_for(monkeypatch):
+    webserver = Webserver("ModuleNotFoundError: No module named 'assets'")
+    monkeypatch.setattr(ready, "Dagster", lambda url: webserver)
+    with pytest.raises(StackError, match="No module named"):
+        ready._definitions_loaded(Settings())
+    assert webserver.reloads == 0
