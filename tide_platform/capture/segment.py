@@ -25,6 +25,7 @@ import numpy as np
 from tide_platform.capture.disk import PAGE, DirectFile, Disk, written_in_place
 from tide_platform.capture.record import KINDS, Sample, SampleMeta, StreamMeta
 from tide_platform.config import TideError
+from tide_platform.config.files import sync
 
 OPEN, SEALED = ".open", ".seg"
 _FRAME = struct.Struct("<4sIIQ")
@@ -209,14 +210,6 @@ def _content(file: BinaryIO, at: int) -> int:
     return last
 
 
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _next_time(folder: Path) -> int:
     """Nanoseconds, later than any name there: the oldest is ingested, or given up, first, and a clock may go
     back.
@@ -229,7 +222,7 @@ def _rename(path: Path) -> Path:
     sealed = path.with_suffix(SEALED)
     with contextlib.suppress(FileNotFoundError):  # renamed before, when the folder's sync is tried again
         path.rename(sealed)
-    sync_folder(path.parent)
+    sync(path.parent)
     return sealed
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from tide_platform.config.files import write_json
 from tide_platform.corpus.errors import ForeignOutput, ResumeMismatch
-from tide_platform.corpus.prepared import header_path, write_json
+from tide_platform.corpus.prepared import header_path
 
 FORMAT_VERSION = 1
 
@@ -29,7 +30,7 @@ class Answers:
     def __enter__(self) -> "Answers":
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not header_path(self.path).exists():
-            write_json(header_path(self.path), self._settings)
+            write_json(header_path(self.path), self._settings, indent=1)
         self._file = self.path.open("a", encoding="utf-8")
         self.errors_path.unlink(missing_ok=True)
         self._errors: IO[str] | None = None

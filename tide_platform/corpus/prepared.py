@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tide_platform.config.files import write_json
 from tide_platform.corpus.errors import CorpusUnreadable, NotPrepared, OtherTarget
 from tide_platform.corpus.masking import spans_of
 
@@ -82,7 +83,7 @@ class PreparedWriter:
         os.fsync(self._file.fileno())
         header_path(self.path).unlink(missing_ok=True)
         self._work.replace(self.path)
-        write_json(header_path(self.path), asdict(header))
+        write_json(header_path(self.path), asdict(header), indent=1)
 
 
 def read_header(path: Path) -> Header:
@@ -116,14 +117,3 @@ def read_examples(path: Path) -> Iterator[Example]:
         for line in file:
             raw = json.loads(line)
             yield Example(raw["id"], np.array(raw["input_ids"], np.int64), np.array(raw["loss_mask"], bool))
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    work = path.with_name(f".{path.name}.{os.getpid()}")
-    with work.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    work.replace(path)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tide_platform.config.files import write_json
 from tide_platform.corpus.errors import CorpusError
-from tide_platform.corpus.prepared import read_examples, read_header, write_json
+from tide_platform.corpus.prepared import read_examples, read_header
 from tide_platform.draft.vocab import choose_vocabulary, count_tokens, coverage, to_maps
 
 SIZES = (4096, 8192, 12288, 16384, 32768)
@@ -58,6 +59,7 @@ def write_counts(path: Path, prepared: Path, counts: np.ndarray) -> None:
             "distinct": len(occurring),
             "counts": {str(i): int(counts[i]) for i in occurring},
         },
+        indent=1,
     )
 
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from tide_platform.config import draft_digest
+from tide_platform.config.files import sync
 from tide_platform.draft.config import PROVENANCE, DraftConfig, read_config, text_config
 from tide_platform.draft.eagle3 import Eagle3Draft
 from tide_platform.draft.errors import BadTensorShape, DraftCorrupt, DraftIncomplete
@@ -58,7 +59,7 @@ def write_draft(
         told["map_digest"] = map_digest(tensors["d2t"].numpy())
     (temporary / PROVENANCE).write_text(json.dumps(told, indent=2, default=str) + "\n")
     for path in (*temporary.iterdir(), temporary):
-        _sync(path)
+        sync(path)
     if folder.exists():
         old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
         folder.rename(old)
@@ -66,7 +67,7 @@ def write_draft(
         shutil.rmtree(old)
     else:
         temporary.rename(folder)
-    _sync(folder.parent)
+    sync(folder.parent)
     return digest
 
 
@@ -182,11 +183,3 @@ def _names(folder: Path) -> list[str]:
     if not names:
         raise DraftIncomplete(folder, ["*.safetensors"], "a model folder holds config.json and *.safetensors")
     return names
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

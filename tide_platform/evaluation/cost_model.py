@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tide_platform.config import TideError
+from tide_platform.config.files import write_json
 
 FILE = "cost_model.json"
 
@@ -72,10 +73,7 @@ class CostModel:
 
     def write(self, path: Path) -> None:
         """Whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        work = path.with_suffix(".new")
-        work.write_text(json.dumps(asdict(self)) + "\n")
-        work.replace(path)
+        write_json(path, asdict(self))
 
     @classmethod
     def read(cls, path: Path) -> "CostModel | None":

@@ -8,7 +8,8 @@ from typing import BinaryIO
 
 from tide_platform.capture.folder import claim, make_folder, sealed_segments, size_of
 from tide_platform.capture.record import Sample, StreamMeta
-from tide_platform.capture.segment import CorruptSegment, read_segment, sync_folder
+from tide_platform.capture.segment import CorruptSegment, read_segment
+from tide_platform.config.files import sync
 from tide_platform.config.schema import Ingest as Limits
 from tide_platform.ingest.counts import Counts
 
@@ -77,7 +78,7 @@ class Segments:
         aside.with_name(f"{aside.name}.json").write_text(json.dumps(report, indent=1))
         if path.exists():
             path.rename(aside)
-        sync_folder(path.parent)
+        sync(path.parent)
         self._unclaim(path)
         log.error("%s; kept as %s", why, aside.name)
 
@@ -86,7 +87,7 @@ class Segments:
             path.unlink(missing_ok=True)
             self._unclaim(path)
         if paths:
-            sync_folder(self._folder)
+            sync(self._folder)
 
     def give_back(self) -> None:
         """Ends all claims; their segments wait again."""

@@ -2,7 +2,10 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+
+from tide_platform.config.files import sync
 
 _SYNCED: dict[Path, float] = {}
 _NEWEST = (1 << 64) - 1  # manifests are named by what is left to it, so that the newest sorts first
@@ -71,11 +74,5 @@ def _modified(path: Path) -> float:
 
 
 def _sync(path: Path) -> None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:  # removed by upkeep: nothing needs it
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with suppress(FileNotFoundError):  # removed by upkeep: nothing needs it
+        sync(path)

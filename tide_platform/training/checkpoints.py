@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tide_platform.config import TideError
-from tide_platform.training.progress import sync
+from tide_platform.config.files import sync
 
 TENSORS, FACTS, MARKER = "state.safetensors", "state.json", "COMPLETE"
 KEPT = 2

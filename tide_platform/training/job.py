@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tide_platform.config import Settings, TideError
-from tide_platform.training.progress import sync
+from tide_platform.config.files import write_json
 
 RESULT, DRAFT, RUN_FOLDER = "result.json", "draft", "run"  # below a job's `out`
 MOST_NAMED = 100  # samples that were left out, by name in result.json and tide.json
@@ -92,11 +92,7 @@ class TrainResult:
 
     def write(self, path: Path) -> None:
         """All or nothing."""
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_text(json.dumps(self.summary() | {"history": self.history}, indent=2))
-        sync(temporary)
-        temporary.rename(path)
-        sync(path.parent)
+        write_json(path, self.summary() | {"history": self.history}, indent=2)
 
     @classmethod
     def read(cls, path: Path) -> "TrainResult | None":

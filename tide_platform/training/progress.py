@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tide_platform.config import TideError
+from tide_platform.config.files import sync
 
 JOURNAL = "steps.jsonl"
 
@@ -123,12 +124,3 @@ class Journal:
         if record.step != number:
             raise JournalDamaged(self.path, number, f"step {record.step}, expected {number}")
         return record
-
-
-def sync(path: Path) -> None:
-    """A file or a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,15 +13,15 @@ where the last one agrees, so do the weights: nothing acknowledged was lost, whe
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tide_platform.config import TideError
+from tide_platform.config.files import write_json
 from tide_platform.training.checkpoints import Checkpoint, newest_checkpoint, write_checkpoint
-from tide_platform.training.progress import JOURNAL, Journal, JournalDamaged, StepRecord, sync
+from tide_platform.training.progress import JOURNAL, Journal, JournalDamaged, StepRecord
 from tide_platform.training.state import State
 
 log = logging.getLogger("tide.train")
@@ -144,11 +144,7 @@ class Recovery:
         """Compares with the run that is there; a new one is written down."""
         path = self.folder / RUN
         if not path.is_file():
-            temporary = self.folder / f".{RUN}.{os.getpid()}"
-            temporary.write_text(json.dumps(self._run, indent=1))
-            sync(temporary)
-            temporary.rename(path)
-            sync(self.folder)
+            write_json(path, self._run, indent=1)
             return
         try:
             then = json.loads(path.read_text())
