@@ -17,7 +17,7 @@ import torch
 from tide_platform.capture.record import Sample
 from tide_platform.config import TideError
 from tide_platform.config.schema import Training
-from tide_platform.training.data import Example, NothingToTrain, prepare_all
+from tide_platform.training.data import Example, prepare
 from tide_platform.training.plan import PlannedStep, count
 from tide_platform.training.samples import Samples
 from tide_platform.training.teacher import NO_HEADS, Heads
@@ -79,15 +79,11 @@ class Loader:
         return [e for i in chosen if (e := fresh.get(i) or self._kept.get(i)) is not None]
 
     def _prepare(self, sample: Sample) -> Example | str:
-        try:
-            settings = self._settings
-            examples, _ = prepare_all(
-                [sample], self._inverse, settings.unroll_steps, settings.max_length,
-                settings.teacher, self._heads.whole_VH,
-            )  # fmt: skip
-        except NothingToTrain as nothing:
-            return next(iter(nothing.reasons))
-        return examples[0]
+        settings = self._settings
+        return prepare(
+            sample, self._inverse, settings.unroll_steps, settings.max_length,
+            settings.teacher, self._heads.whole_VH,
+        )  # fmt: skip
 
     def _keep(self, index: int, example: Example) -> None:
         """First come, first kept: in epochs of another order each, replacing gains nothing."""
