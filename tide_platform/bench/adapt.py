@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from tide_platform.bench.captured import captured
+from tide_platform.bench.counts import Counts, compare_counts
 from tide_platform.bench.report import Report
 from tide_platform.capture.record import Sample
 from tide_platform.capture.split import REFERENCE_TENANT
 from tide_platform.config import Settings
+from tide_platform.config.files import write_json
 
 WORKLOADS = ("maths", "code")
 SIZES = (64, 128, 256, 512, 1024)
@@ -60,7 +62,7 @@ def run(
             if path.exists() or done == most:
                 continue
             outcome = adapt(settings, samples, workload, size, _draft(folder, workload, size))
-            _write(path, outcome)
+            write_json(path, outcome)
             done += size > STATIC
             own, general = (" ".join(f"{x:.3f}" for x in outcome[of]) for of in ("own", "general"))
             say(f"{workload} {size}: {own}; general {general}; {outcome['seconds']:.0f} s")
@@ -165,24 +167,14 @@ def summarize(folder: Path, workloads: Sequence[str], sizes: Sequence[int]) -> R
                 for name, of in (("", "own"), ("general_", "general")):
                     case = f"{workload}_{run['samples']}_{name}k{k}"
                     report.ratios[case] = run[of][k - 1] / runs[0][of][k - 1]
-                    report.intervals[case] = _interval(runs[0]["counts"][of], run["counts"][of], k)
+                    static, adapted = (_at(k, each["counts"][of]) for each in (runs[0], run))
+                    _, report.intervals[case] = compare_counts([static], [adapted])
     return report
 
 
-def _interval(static: dict[str, Any], adapted: dict[str, Any], k: int) -> tuple[float, float]:
-    """Of the ratio of acceptance lengths, over requests."""
-    from tide_platform.evaluation.acceptance import KReplay, RequestReplay
-    from tide_platform.evaluation.statistics import compare
-
-    def replays(counts: dict[str, Any]) -> list[RequestReplay]:
-        return [
-            RequestReplay(request, request, 0, {k: KReplay(rounds, accepted, ())})
-            for request, by_k in counts.items()
-            for rounds, accepted in [by_k[k - 1]]
-        ]
-
-    found = compare(replays(static), replays(adapted), k, confidence=0.975)
-    return found.lower, found.upper
+def _at(k: int, by_request: dict[str, list[list[float]]]) -> Counts:
+    """What :func:`_judge` counted, at one ``k``."""
+    return {request: by_k[k - 1] for request, by_k in by_request.items()}
 
 
 def _outcome(folder: Path, workload: str, size: int) -> Path:
@@ -191,10 +183,3 @@ def _outcome(folder: Path, workload: str, size: int) -> Path:
 
 def _draft(folder: Path, workload: str, size: int) -> Path:
     return folder / "drafts" / f"{workload}-{size}"
-
-
-def _write(path: Path, outcome: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    work = path.with_suffix(".new")
-    work.write_text(json.dumps(outcome) + "\n")
-    work.replace(path)

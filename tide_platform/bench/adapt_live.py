@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tide_platform.bench.report import Report, paired_interval, paired_ratio
-from tide_platform.bench.server import Served, served
 from tide_platform.config import Settings
+from tide_platform.config.files import write_json
+from tide_platform.serving.own_server import Served, served
 
 KS = (2, 3, 4)
 PASSES = 4  # over the held_out prompts, of each server and draft
@@ -34,9 +35,7 @@ def measure(
     """
     path = folder / "live" / f"{workload}.json"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        passes = _passes(settings, folder, workload, draft, say)
-        path.write_text(json.dumps(passes) + "\n")
+        write_json(path, _passes(settings, folder, workload, draft, say))
     passes = json.loads(path.read_text())
     report.raw[f"{workload}_live"] = passes
     best = {

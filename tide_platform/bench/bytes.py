@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 
 from tide_platform.bench.captured import captured
+from tide_platform.bench.counts import compare_counts, counts_of
 from tide_platform.bench.report import Report
 from tide_platform.capture.packing import AuxFormat, pack, unpack
 from tide_platform.capture.record import Sample
 from tide_platform.capture.split import REFERENCE_TENANT
 from tide_platform.config import Settings
+from tide_platform.config.files import write_json
 
 WORKLOADS = ("maths", "code")
 SEEDS = (0, 1, 2)
@@ -75,10 +77,7 @@ def run(
     for path in left[:most]:
         workload, form, seed = files[path]
         outcome = adapt(settings, samples, workload, form, seed)
-        path.parent.mkdir(exist_ok=True)
-        work = path.with_suffix(".new")
-        work.write_text(json.dumps(outcome) + "\n")
-        work.replace(path)
+        write_json(path, outcome)
         lengths = f"{outcome['acceptance_length']:.3f}, general {outcome['general']:.3f}"
         say(f"{workload} {form.name} seed {seed}: {lengths}, {outcome['seconds']:.0f} s")
     return summarize([json.loads(path.read_text()) for path in files if path.exists()], forms)
@@ -192,28 +191,3 @@ def summarize(runs: Sequence[dict[str, Any]], forms: Sequence[Form]) -> Report:
 
 def _by_seed(runs: Sequence[dict[str, Any]], workload: str, form: Form) -> dict[int, dict[str, Any]]:
     return {run["seed"]: run for run in runs if (run["workload"], run["form"]) == (workload, form.name)}
-
-
-def compare_counts(
-    base: Sequence[dict[str, list[int]]], these: Sequence[dict[str, list[int]]]
-) -> tuple[float, tuple[float, float]]:
-    """Ratio of acceptance lengths, ``these`` over ``base``, sums over the seeds; the interval is over
-    requests, whose seeds stay together. A run is ``[verify rounds, accepted drafts]`` by request.
-    """
-    from tide_platform.evaluation.acceptance import KReplay, RequestReplay
-    from tide_platform.evaluation.statistics import compare
-
-    def replays(runs: Sequence[dict[str, list[int]]]) -> list[RequestReplay]:
-        return [
-            RequestReplay(request, str(order), 0, {K: KReplay(rounds, accepted, ())})
-            for order, of in enumerate(runs)
-            for request, (rounds, accepted) in of.items()
-        ]
-
-    found = compare(replays(base), replays(these), K, confidence=0.975)
-    return found.ratio, (found.lower, found.upper)
-
-
-def counts_of(replays: Sequence[Any], k: int) -> dict[str, list[int]]:
-    """``[verify rounds, accepted drafts]`` at ``k``, by request."""
-    return {r.request_id: [r.by_k[k].rounds, r.by_k[k].accepted] for r in replays}

@@ -11,8 +11,8 @@ from typing import Any
 
 from tide_platform.bench import load
 from tide_platform.bench.report import Report, alternation, paired_interval, paired_ratio
-from tide_platform.bench.server import Served, served
 from tide_platform.config import Settings
+from tide_platform.serving.own_server import Served, served
 
 NEW_TOKENS = 64
 BLOCK_REQUESTS = 6  # at least this many a block, one after the other where the concurrency is lower

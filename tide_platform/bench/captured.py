@@ -40,16 +40,18 @@ def captured(
 
     ``temperatures``: of tenants that are not greedy. Raises :class:`NotCaptured`.
     """
-    missing = {tenant: _missing(folder, tenant, of) for tenant, of in prompts.items()}
+    samples = _found(folder)
+    missing = _missing(samples, prompts)
     if any(missing.values()):
         whole = settings.model_copy(deep=True)
         whole.capture.enabled, whole.capture.sampling_rate, whole.capture.default = True, 1.0, "allow"
         whole.capture.aux_format = "bf16"
         _send(whole, folder, prompts, missing, new_tokens, concurrency, temperatures or {}, say)
-    samples = _found(folder)
-    for tenant, of in prompts.items():
-        if missing := _missing(folder, tenant, of):
-            raise NotCaptured(tenant, len(of) - len(missing), len(of))
+        samples = _found(folder)
+    for tenant, left in _missing(samples, prompts).items():
+        if left:
+            wanted = len(prompts[tenant])
+            raise NotCaptured(tenant, wanted - len(left), wanted)
     return {
         tenant: [samples[request_id(tenant, number)] for number in range(len(of))]
         for tenant, of in prompts.items()
@@ -67,9 +69,14 @@ def _found(folder: Path) -> dict[str, Sample]:
     return {s.meta.request_id: s for s in samples if "aborted" not in s.meta.flags}
 
 
-def _missing(folder: Path, tenant: str, prompts: Sequence[object]) -> list[int]:
-    found = _found(folder)
-    return [number for number in range(len(prompts)) if request_id(tenant, number) not in found]
+def _missing(
+    samples: Mapping[str, Sample], prompts: "Mapping[str, Sequence[Prompt]]"
+) -> dict[str, list[int]]:
+    """By tenant, the numbers of the prompts without a sample."""
+    return {
+        tenant: [number for number in range(len(of)) if request_id(tenant, number) not in samples]
+        for tenant, of in prompts.items()
+    }
 
 
 def _send(
@@ -82,9 +89,9 @@ def _send(
     temperatures: Mapping[str, float],
     say: Callable[[str], None],
 ) -> None:
-    from tide_platform.bench.server import served
     from tide_platform.serving.chat import encode_prompts
     from tide_platform.serving.client import GenerateRequest
+    from tide_platform.serving.own_server import served
     from tide_platform.serving.traffic import send
 
     with served(settings, folder) as server:

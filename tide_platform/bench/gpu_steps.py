@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from tide_platform.bench import capture_cost, load
-from tide_platform.bench.server import Served, served
 from tide_platform.capture.folder import sealed_segments
 from tide_platform.capture.record import Sample
 from tide_platform.capture.segment import read_segment
 from tide_platform.config import Settings, TideError
 from tide_platform.serving.drafts import resolve_draft, stage_draft
+from tide_platform.serving.own_server import Served, served
 
 PROMPTS, NEW_TOKENS = 16, 64
 MAX_ERROR = 0.05  # relative, of a layer's states: both sides round to bf16, in another order

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import httpx
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from tide_platform.bench.server import Served
 from tide_platform.serving.chat import encode_prompts
 from tide_platform.serving.client import GENERATE_TIMEOUT_S, GenerateRequest, Generation, ServerRefused
+from tide_platform.serving.own_server import Served
 from tide_platform.serving.report import TrafficReport
 from tide_platform.serving.traffic import send
 from tide_platform.serving.workloads import load_workload

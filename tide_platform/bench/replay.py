@@ -19,6 +19,7 @@ from tide_platform.bench.report import Report
 from tide_platform.capture.packing import pack, unpack
 from tide_platform.capture.record import Sample
 from tide_platform.config import Settings, TideError
+from tide_platform.config.files import write_json
 from tide_platform.evaluation.acceptance import (
     KReplay,
     RequestReplay,
@@ -27,9 +28,9 @@ from tide_platform.evaluation.acceptance import (
 from tide_platform.evaluation.statistics import compare
 
 if TYPE_CHECKING:
-    from tide_platform.bench.server import Served
     from tide_platform.draft.checkpoint import TargetParts
     from tide_platform.draft.eagle3 import Eagle3Draft
+    from tide_platform.serving.own_server import Served
     from tide_platform.serving.workloads import Prompt
 
 WORKLOADS = ("general", "maths", "code")
@@ -152,7 +153,7 @@ def _serve(
     say: Callable[[str], None],
 ) -> None:
     """A server at ``k`` answers what is missing of the pieces, uncaptured."""
-    from tide_platform.bench.server import served
+    from tide_platform.serving.own_server import served
 
     own = settings.model_copy(deep=True)
     own.serving.k, own.capture.enabled = k, False
@@ -190,11 +191,7 @@ def _ask(server: "Served", folder: Path, piece: Piece, prompts: "Sequence[Prompt
     try:
         found = asyncio.run(send(server.url, requests, CONCURRENCY, on_progress=keep))
     finally:
-        path = piece.path(folder)
-        path.parent.mkdir(exist_ok=True)
-        work = path.with_suffix(".new")
-        work.write_text(json.dumps(answers) + "\n")
-        work.replace(path)
+        write_json(piece.path(folder), answers)
     if found.errors:
         raise TrafficFailed(f"{len(found.errors)} requests failed, the first: {found.errors[0]}")
     return len(missing)

@@ -15,8 +15,8 @@ from typing import Any
 
 from tide_platform.bench import load
 from tide_platform.bench.report import Report, paired_interval, paired_ratio
-from tide_platform.bench.server import Served, served
 from tide_platform.config import Settings, TideError
+from tide_platform.serving.own_server import Served, served
 
 NEW_TOKENS = 40
 REPETITIONS = 5

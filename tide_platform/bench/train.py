@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from tide_platform.bench import train_peer as peer
-from tide_platform.bench.bytes import compare_counts
+from tide_platform.bench.counts import compare_counts
 from tide_platform.bench.report import Report, alternation, paired_interval
 from tide_platform.bench.train_judge import Counts, acceptance_length, judge
 from tide_platform.bench.train_samples import HELD_OUT, WORKLOAD, collect, features, stored, top_k
 from tide_platform.capture.record import Sample
 from tide_platform.config import Settings, TideError, draft_digest
+from tide_platform.config.files import write_json
 
 STORE_PAIRS = 4
 PACKS = (1, 2, 4)  # samples in a pack of the peer, probed beside a whole batch
@@ -210,7 +211,7 @@ def _prepare(settings: Settings, folder: Path, sizes: Sizes, say: Callable[[str]
     proof = root / "conversion.json"
     if not proof.exists():
         found_out = _prove(root, spec | specs[sizes.seeds[0]], draft, target)
-        proof.write_text(json.dumps(found_out) + "\n")
+        write_json(proof, found_out)
         say(f"one draft on both sides: logits and loss differ by {found_out['differences']}")
     ids = [sample.meta.sample_id for sample in used]
     given = {"common": spec, "seeds": specs}

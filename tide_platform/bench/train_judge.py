@@ -7,14 +7,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tide_platform.bench.bytes import counts_of
-from tide_platform.bench.server import served
+from tide_platform.bench.counts import Counts, counts_of
 from tide_platform.bench.train_samples import CONCURRENCY, HELD_OUT, NEW_TOKENS, K, prompts
 from tide_platform.capture.record import Sample
 from tide_platform.config import Settings
+from tide_platform.config.files import write_json
 from tide_platform.serving.client import GenerateRequest
-
-Counts = dict[str, list[int]]  # request -> [verify rounds, accepted drafts]
+from tide_platform.serving.own_server import served
 
 
 def judge(
@@ -35,11 +34,11 @@ def judge(
 
     replayed = {name: of for name, of in drafts.items() if not path("replay", name).exists()}
     for name, found in _replayed(replayed, target, held_out, say):
-        path("replay", name).write_text(json.dumps(found) + "\n")
+        write_json(path("replay", name), found)
     left = {name: of for name, of in drafts.items() if not path("live", name).exists()}
     if live and left:
         for name, found in _measured(settings, root, left, len(held_out), say):
-            path("live", name).write_text(json.dumps(found) + "\n")
+            write_json(path("live", name), found)
     return {
         name: {
             how: json.loads(path(how, name).read_text())
@@ -92,7 +91,7 @@ def _measured(
             report = asyncio.run(send(server.url, requests, CONCURRENCY))
             if report.errors:
                 raise TrafficFailed(f"{name}: {len(report.errors)} requests failed: {report.errors[0]}")
-            found = {
+            found: Counts = {
                 one.rid.removeprefix(f"{name}-"): [one.verify_rounds, one.accepted_drafts]
                 for one in report.per_request
             }

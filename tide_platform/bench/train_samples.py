@@ -82,8 +82,8 @@ def _found(folder: Path) -> tuple[StreamMeta | None, dict[tuple[str, Tokens], Sa
 def _capture(
     settings: Settings, folder: Path, missing: dict[str, list[Tokens]], say: Callable[[str], None]
 ) -> None:
-    from tide_platform.bench.server import served
     from tide_platform.serving.client import GenerateRequest
+    from tide_platform.serving.own_server import served
     from tide_platform.serving.traffic import send
 
     own = settings.model_copy(deep=True)

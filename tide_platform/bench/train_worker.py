@@ -21,10 +21,12 @@ from tide_platform.bench.train_samples import plain, read, store_settings, top_k
 from tide_platform.capture.packing import unpack
 from tide_platform.capture.record import Sample
 from tide_platform.config import Settings, draft_digest, target_digest
+from tide_platform.config.files import write_json
 from tide_platform.draft.check import check_draft
 from tide_platform.draft.checkpoint import load_draft, load_target_parts, save_draft
-from tide_platform.draft.target_model import TargetModel
+from tide_platform.draft.target_model import TargetModel, padded
 from tide_platform.draft.vocab import inverse_map
+from tide_platform.engine.teacher import bf16_bits
 from tide_platform.training.data import prepare_all
 from tide_platform.training.trainer import StepRecord, train
 
@@ -119,13 +121,7 @@ def recomputed(model: TargetModel, samples: Sequence[Sample], teacher_k: int) ->
     made: dict[int, Sample] = {}
     for at in range(0, len(order), TEXTS_A_PASS):
         part = order[at : at + TEXTS_A_PASS]
-        longest = max(samples[i].meta.num_tokens for i in part)
-        ids = torch.zeros(len(part), longest, dtype=torch.int64)
-        mask = torch.zeros(len(part), longest, dtype=torch.bool)
-        for row, i in enumerate(part):
-            tokens = torch.from_numpy(samples[i].tensors["input_ids"].astype(np.int64))
-            ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, True
-        states = model.states(ids, mask)
+        states = model.states(*padded([samples[i].tensors["input_ids"] for i in part]))
         for row, i in enumerate(part):
             made[i] = _with_states(
                 model, samples[i], states.aux_BTF[row], states.last_hidden_BTH[row], teacher_k
@@ -142,9 +138,8 @@ def _with_states(
     )
     logp = model.logits(last[teachers]).float().log_softmax(-1)
     best, ids = logp.topk(teacher_k, -1)
-    bits = aux[rows].to(torch.bfloat16).contiguous().view(torch.int16).numpy().view(np.uint16)
     tensors = {
-        "aux": bits,
+        "aux": bf16_bits(aux[rows]),
         "teacher_ids": ids.to(torch.int32).numpy(),
         "teacher_logp": best.half().numpy(),
     }
@@ -156,9 +151,7 @@ def main() -> None:
     out = Path(spec["out"])
     out.mkdir(parents=True, exist_ok=True)
     result = run(spec)
-    work = out / "result.json.new"
-    work.write_text(json.dumps(result | {"threads": torch.get_num_threads()}) + "\n")
-    work.replace(out / "result.json")
+    write_json(out / "result.json", result | {"threads": torch.get_num_threads()})
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from tide_platform.capture.split import kept_whole
 from tide_platform.corpus.append import append_new, stored_ids
 from tide_platform.corpus.errors import StatesNotFinite
 from tide_platform.corpus.prepared import Example, Header, read_examples
-from tide_platform.draft.target_model import TargetModel
+from tide_platform.draft.target_model import TargetModel, padded
 from tide_platform.engine.teacher import bf16_bits, teacher_rows
 from tide_platform.store.hidden_states import HiddenStates
 
@@ -160,12 +160,7 @@ def run_batch(
     end_ids: frozenset[int],
 ) -> Iterator[Sample]:
     """One pass over ``batch``, padded on the right, and its samples. Raises :class:`StatesNotFinite`."""
-    longest = max(len(answer.input_ids) for answer in batch)
-    ids_BT = torch.zeros(len(batch), longest, dtype=torch.int64)
-    mask_BT = torch.zeros(len(batch), longest, dtype=torch.bool)
-    for row, answer in enumerate(batch):
-        ids_BT[row, : len(answer.input_ids)] = torch.from_numpy(answer.input_ids)
-        mask_BT[row, : len(answer.input_ids)] = True
+    ids_BT, mask_BT = padded([answer.input_ids for answer in batch])
     device = target.model.device
     states = target.states(ids_BT.to(device), mask_BT.to(device))
     for row, answer in enumerate(batch):

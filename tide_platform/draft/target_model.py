@@ -6,12 +6,13 @@ answers, and what recomputing states costs against storing them.
 Shapes: B texts, T tokens, F = 3H aux width, H hidden size, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tide_platform.draft.config import read_config, text_config
@@ -24,6 +25,17 @@ class TargetStates:
 
     aux_BTF: torch.Tensor  # the residual stream entering the aux layers, concatenated in their order
     last_hidden_BTH: torch.Tensor  # after the final norm
+
+
+def padded(texts: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(ids int64 [B, T], mask bool [B, T])`` of texts of any lengths, padded on the right."""
+    longest = max(len(ids) for ids in texts)
+    ids_BT = torch.zeros(len(texts), longest, dtype=torch.int64)
+    mask_BT = torch.zeros(len(texts), longest, dtype=torch.bool)
+    for row, ids in enumerate(texts):
+        ids_BT[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
+        mask_BT[row, : len(ids)] = True
+    return ids_BT, mask_BT
 
 
 class TargetModel:

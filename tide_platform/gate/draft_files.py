@@ -8,12 +8,11 @@ from typing import Any
 
 from tide_platform.config import TideError, target_digest
 from tide_platform.draft.check import check_draft
-from tide_platform.draft.config import DraftConfig, read_config, rope_of, text_config
+from tide_platform.draft.config import PROVENANCE, DraftConfig, read_config, rope_of, text_config
 from tide_platform.draft.errors import BadVocabularyMap, DraftMismatch
 from tide_platform.gate.report import Check, failed, passed
 from tide_platform.gate.server_rules import LoadedDraft, load_as_sglang, trainer_name
 
-PROVENANCE = "tide.json"
 # what a draft has unlike its target -> the check whose fault it is
 _CHECK_OF = {"rope": "rope", "rope_theta": "rope", "rope_type": "rope", "target_digest": "target"}
 

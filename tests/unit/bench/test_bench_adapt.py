@@ -5,35 +5,18 @@ best k of each draft.
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from tiny import AUX_LAYERS, TINY, prompts, say, tiny_parts
 
 from tide_platform.bench import adapt as bench
 from tide_platform.bench import adapt_live
 from tide_platform.bench.report import Report
+from tide_platform.capture.record import Sample
 from tide_platform.config import Settings
-from tide_platform.draft.checkpoint import new_draft, save_draft
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    draft = tmp_path_factory.mktemp("draft") / "base"
-    save_draft(draft, new_draft(tiny_parts(), np.arange(20, 140), AUX_LAYERS), {})
-    settings = Settings(target=TINY, draft=draft, state=draft.parent / "state")
-    settings.training.epochs, settings.training.learning_rate, settings.training.threads = 3, 3e-3, 1
-    return settings
 
 
 def test_each_size_is_done_once_and_more_samples_help(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, by_tenant: dict[str, list[Sample]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_tenant = {
-        "maths": say(prompts(24), 40),
-        "maths-held": say(prompts(12, seed=4), 40),
-        "reference": say(prompts(24, seed=5), 40),
-        "general-held": say(prompts(8, seed=6), 40),
-    }
     monkeypatch.setattr(bench, "collect", lambda *_: by_tenant)
 
     def run(most: int | None) -> Report:
