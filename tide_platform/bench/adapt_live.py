@@ -2,10 +2,14 @@
 
 A server without a draft and one for each k run side by side and are asked in turn; those that are not asked
 sleep. Each server with a draft is asked with the static and with the adapted draft, loaded into it in turn.
+For each number of requests at a time a short probe finds the best k of each draft; what is judged are other
+passes.
 """
 
+import itertools
 import json
-from collections.abc import Callable, Iterator
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,11 +18,15 @@ from tide_platform.bench.report import Report, paired_interval, paired_ratio
 from tide_platform.config import Settings
 from tide_platform.config.files import write_json
 from tide_platform.serving.own_server import Served, served
+from tide_platform.serving.workloads import Prompt
 
-KS = (2, 3, 4)
-PASSES = 4  # over the held_out prompts, of each server and draft
-PROMPTS, CONCURRENCY, NEW_TOKENS = 32, 8, 96
-_PLAIN, _STATIC, _ADAPTED = "plain", "static", "adapted"
+KS = (1, 2, 3, 4)
+PASSES = {1: 4, 4: 16, 8: 16}  # requests at a time -> prompts of a pass
+REPEATS = 6  # judged passes of each server and draft
+HELD_OUT, NEW_TOKENS = 64, 96
+PLAIN, STATIC, ADAPTED = "plain", "static", "adapted"
+
+Passes = dict[str, list[dict[str, Any]]]  # by who was asked, see _name
 
 
 def measure(
@@ -29,63 +37,92 @@ def measure(
     report: Report,
     say: Callable[[str], None],
 ) -> None:
-    """Adds to ``report``: ``<workload>_speed_over_static`` and ``_over_plain``, tokens a second of the
-    adapted draft at its best k over the static one's at *its* best k and over no speculation, with intervals;
-    ``<workload>_live_k<k>``, live acceptance length, adapted over static. ``raw`` has every pass.
+    """Adds to ``report``, for each number of requests at a time: ``<workload>_at_<n>_over_static`` and
+    ``_over_plain``, tokens a second of the adapted draft at its best k over the static one's at *its* best k
+    and over no speculation; ``_over_static_same_k``, both at the adapted draft's best k; ``_acceptance``,
+    live acceptance length there, adapted over static. ``raw`` has every pass.
     """
-    path = folder / "live" / f"{workload}.json"
-    if not path.exists():
-        write_json(path, _passes(settings, folder, workload, draft, say))
-    passes = json.loads(path.read_text())
-    report.raw[f"{workload}_live"] = passes
-    best = {
-        who: max(KS, key=lambda k, who=who: _median(passes[f"{who}_k{k}"])) for who in (_STATIC, _ADAPTED)
+    paths = {level: folder / "live" / f"{workload}-{level}.json" for level in PASSES}
+    left = [level for level, path in paths.items() if not path.exists()]
+    if left:
+        with _servers(settings, folder) as servers:
+            ask = _Asker(settings, servers, draft, workload)
+            for level in left:
+                write_json(paths[level], _passes(ask, level, lambda line: say(f"{workload}: {line}")))
+    for level, path in paths.items():
+        found = json.loads(path.read_text())
+        report.raw[f"{workload}_live_at_{level}"] = found
+        _compare(report, f"{workload}_at_{level}", found["best_k"], found["passes"])
+
+
+def _compare(report: Report, case: str, best_k: dict[str, int], passes: Passes) -> None:
+    k = best_k[ADAPTED]
+    who = {
+        ADAPTED: passes[_name(ADAPTED, k)],
+        STATIC: passes[_name(STATIC, best_k[STATIC])],
+        "static_same_k": passes[_name(STATIC, k)],
+        PLAIN: passes[PLAIN],
     }
-    adapted = _rates(passes[f"{_ADAPTED}_k{best[_ADAPTED]}"])
-    static, plain = _rates(passes[f"{_STATIC}_k{best[_STATIC]}"]), _rates(passes[_PLAIN])
-    for name, yardstick in (("static", static), ("plain", plain)):
-        case = f"{workload}_speed_over_{name}"
-        report.ratios[case] = paired_ratio(adapted, yardstick)
-        report.intervals[case] = paired_interval(adapted, yardstick)
-    for k in KS:
-        lengths = [_length(passes[f"{who}_k{k}"]) for who in (_ADAPTED, _STATIC)]
-        report.ratios[f"{workload}_live_k{k}"] = lengths[0] / lengths[1]
-        report.notes.append(f"{workload} k {k}: live acceptance {lengths[1]:.3f} -> {lengths[0]:.3f}")
+    rates = {name: [one["tokens_per_s"] for one in of] for name, of in who.items()}
+    for name in (STATIC, "static_same_k", PLAIN):
+        report.ratios[f"{case}_over_{name}"] = paired_ratio(rates[ADAPTED], rates[name])
+        report.intervals[f"{case}_over_{name}"] = paired_interval(rates[ADAPTED], rates[name])
+    lengths = {name: _length(who[name]) for name in (ADAPTED, "static_same_k")}
+    report.ratios[f"{case}_acceptance"] = lengths[ADAPTED] / lengths["static_same_k"]
     report.notes.append(
-        f"{workload}: best k {best[_ADAPTED]} adapted, {best[_STATIC]} static; {_median(passes[_PLAIN]):.1f} "
-        f"tokens a second plain, {_median(passes[f'{_STATIC}_k{best[_STATIC]}']):.1f} static, "
-        f"{_median(passes[f'{_ADAPTED}_k{best[_ADAPTED]}']):.1f} adapted"
+        f"{case}: best k {k} adapted, {best_k[STATIC]} static; acceptance length at k {k} "
+        f"{lengths['static_same_k']:.3f} -> {lengths[ADAPTED]:.3f}; tokens a second "
+        + ", ".join(f"{statistics.median(of):.1f} {name}" for name, of in rates.items())
     )
 
 
-def _passes(
-    settings: Settings, folder: Path, workload: str, draft: Path, say: Callable[[str], None]
-) -> dict[str, list[dict[str, Any]]]:
-    """Every pass by who was asked: tokens a second, rounds, accepted drafts."""
-    from tide_platform.serving.drafts import resolve_draft, stage_draft
-    from tide_platform.serving.workloads import load_workload
+class _Asker:
+    """Sends passes of held_out prompts to the servers, each with the draft that is asked for."""
 
-    prompts = load_workload(workload, "held_out", PROMPTS)
-    found: dict[str, list[dict[str, Any]]] = {}
-    with _servers(settings, folder) as servers:
-        drafts = {_STATIC: resolve_draft(settings), _ADAPTED: draft}
-        staged = {(k, who): stage_draft(servers[k].settings, of) for k in KS for who, of in drafts.items()}
+    def __init__(self, settings: Settings, servers: dict[int, Served], adapted: Path, workload: str):
+        from tide_platform.serving.drafts import resolve_draft, stage_draft
+        from tide_platform.serving.workloads import load_workload
+
+        self.servers = servers
+        self.prompts = load_workload(workload, "held_out", HELD_OUT)
+        drafts = {STATIC: resolve_draft(settings), ADAPTED: adapted}
+        self.staged = {
+            (who, k): stage_draft(servers[k].settings, of) for k in KS for who, of in drafts.items()
+        }
         for server in servers.values():
-            _ask(server, prompts[:8])  # weights are packed at their first use
-        for number in range(PASSES):
-            turns = [(0, _PLAIN), *((k, who) for k in KS for who in (_STATIC, _ADAPTED))]
-            for k, who in turns if number % 2 == 0 else reversed(turns):
-                if k:
-                    servers[k].client.reload_draft(*staged[k, who])
-                    _ask(servers[k], prompts[:1])
-                name = f"{who}_k{k}" if k else who
-                found.setdefault(name, []).append(_ask(servers[k], prompts))
-                say(f"{workload}: {name} {found[name][-1]['tokens_per_s']:.1f} tokens a second")
-    return found
+            _send(server, self.prompts[:8], max(PASSES))  # weights are packed at their first use
+
+    def __call__(self, who: str, k: int, number: int, level: int) -> dict[str, Any]:
+        """Pass ``number``: tokens a second, rounds, accepted drafts. The prompts go round."""
+        if k:
+            self.servers[k].client.reload_draft(*self.staged[who, k])
+            _send(self.servers[k], self.prompts[:1], 1)
+        size = PASSES[level]
+        chosen = itertools.islice(itertools.cycle(self.prompts), number * size, (number + 1) * size)
+        return _send(self.servers[k], list(chosen), level)
+
+
+def _passes(ask: _Asker, level: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """The probe, the best k of each draft by it, and every judged pass by who was asked."""
+    everyone = [(who, k) for k in KS for who in (STATIC, ADAPTED)]
+    probe = {_name(who, k): [ask(who, k, 0, level)] for who, k in everyone}
+    best_k = {
+        who: max(KS, key=lambda k, who=who: probe[_name(who, k)][0]["tokens_per_s"])
+        for who in (STATIC, ADAPTED)
+    }
+    judged = [(PLAIN, 0), (STATIC, best_k[STATIC]), (STATIC, best_k[ADAPTED]), (ADAPTED, best_k[ADAPTED])]
+    turns, passes = list(dict.fromkeys(judged)), dict[str, list[dict[str, Any]]]()
+    for number in range(REPEATS):
+        for who, k in turns if number % 2 == 0 else reversed(turns):
+            found = ask(who, k, number, level)
+            passes.setdefault(_name(who, k), []).append(found)
+            say(f"{level} at a time, {_name(who, k)}: {found['tokens_per_s']:.1f} tokens a second")
+    return {"best_k": best_k, "probe": probe, "passes": passes}
 
 
 @contextmanager
 def _servers(settings: Settings, folder: Path) -> Iterator[dict[int, Served]]:
+    """By k; 0 has no draft."""
     with ExitStack() as stack:
         servers = {}
         for k in (0, *KS):
@@ -95,26 +132,20 @@ def _servers(settings: Settings, folder: Path) -> Iterator[dict[int, Served]]:
         yield servers
 
 
-def _ask(server: Served, prompts: Any) -> dict[str, Any]:
+def _send(server: Served, prompts: Sequence[Prompt], concurrency: int) -> dict[str, Any]:
     from tide_platform.bench.load import flush
     from tide_platform.serving.traffic import run_traffic
 
     flush(server)
     report = run_traffic(
-        server.url, prompts, server.target, concurrency=CONCURRENCY, max_new_tokens=NEW_TOKENS, capture=False
+        server.url, prompts, server.target, concurrency=concurrency, max_new_tokens=NEW_TOKENS, capture=False
     )
     names = ("tokens_per_s", "verify_rounds", "accepted_drafts", "completion_tokens")
     return {name: getattr(report, name) for name in names}
 
 
-def _rates(passes: list[dict[str, Any]]) -> list[float]:
-    return [one["tokens_per_s"] for one in passes]
-
-
-def _median(passes: list[dict[str, Any]]) -> float:
-    import statistics
-
-    return statistics.median(_rates(passes))
+def _name(who: str, k: int) -> str:
+    return f"{who}_k{k}" if k else who
 
 
 def _length(passes: list[dict[str, Any]]) -> float:

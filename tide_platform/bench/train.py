@@ -19,7 +19,7 @@ from typing import Any
 
 from tide_platform.bench import train_peer as peer
 from tide_platform.bench.counts import compare_counts
-from tide_platform.bench.report import Report, alternation, paired_interval
+from tide_platform.bench.report import Report, alternation, paired_interval, paired_ratio
 from tide_platform.bench.train_judge import Counts, acceptance_length, judge
 from tide_platform.bench.train_samples import HELD_OUT, WORKLOAD, collect, features, stored, top_k
 from tide_platform.capture.record import Sample
@@ -133,13 +133,11 @@ def summarize(
     both = [one.number for one in done if one.kind == OURS and Run(THEIRS, one.number) in done]
     if both:
         speeds = {who: [rate(done[Run(who, seed)]) for seed in both] for who in (OURS, THEIRS)}
-        report.ratios["tokens_per_s"] = statistics.median(speeds[OURS]) / statistics.median(speeds[THEIRS])
+        report.ratios["tokens_per_s"] = paired_ratio(speeds[OURS], speeds[THEIRS])
         if len(both) > 1:
             report.intervals["tokens_per_s"] = paired_interval(speeds[OURS], speeds[THEIRS])
         by_cpu = {who: [rate(done[Run(who, seed)], "cpu_seconds") for seed in both] for who in (OURS, THEIRS)}
-        report.ratios["tokens_per_cpu_s"] = statistics.median(by_cpu[OURS]) / statistics.median(
-            by_cpu[THEIRS]
-        )
+        report.ratios["tokens_per_cpu_s"] = paired_ratio(by_cpu[OURS], by_cpu[THEIRS])
         best = max(conversion["probes"], key=lambda one: one["supervised"][0] / one["seconds"])
         best_rate = best["supervised"][0] / best["seconds"]
         report.ratios["tokens_per_s_best_pack"] = statistics.median(speeds[OURS]) / best_rate
@@ -165,7 +163,7 @@ def _sources(report: Report, done: dict[Run, dict[str, Any]]) -> None:
     pairs = min(map(len, whole.values()))
     if pairs:
         store, memory = whole["store"][:pairs], whole["memory"][:pairs]
-        report.ratios["store_over_memory"] = statistics.median(store) / statistics.median(memory)
+        report.ratios["store_over_memory"] = paired_ratio(store, memory)
         if pairs > 1:
             report.intervals["store_over_memory"] = paired_interval(store, memory)
         for kind in ("recompute_once", "recompute_each_epoch"):

@@ -4,6 +4,7 @@ best k of each draft.
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -45,14 +46,38 @@ def test_speed_is_compared_at_the_best_k_of_each_draft(tmp_path: Path, settings:
             for i in range(4)
         ]
 
-    live = {"plain": passes(100, 1)}
-    for k, static, adapted in ((2, 110, 120), (3, 105, 150), (4, 90, 140)):
-        live[f"static_k{k}"], live[f"adapted_k{k}"] = passes(static, 1.3), passes(adapted, 1.3 * 1.5)
+    found = {
+        "plain": passes(100, 1),
+        "static_k2": passes(110, 1.25),
+        "static_k3": passes(105, 1.3),
+        "adapted_k3": passes(150, 1.3 * 1.5),
+    }
     (tmp_path / "live").mkdir()
-    (tmp_path / "live" / "maths.json").write_text(json.dumps(live))
+    for level in adapt_live.PASSES:
+        live = {"best_k": {"static": 2, "adapted": 3}, "probe": {}, "passes": found}
+        (tmp_path / "live" / f"maths-{level}.json").write_text(json.dumps(live))
     report = Report("adapt", {})
     adapt_live.measure(settings, tmp_path, "maths", tmp_path, report, print)
-    assert report.ratios["maths_speed_over_static"] == pytest.approx(151.5 / 111.5, rel=1e-4)
-    assert report.ratios["maths_speed_over_plain"] == pytest.approx(151.5 / 101.5, rel=1e-3)
-    assert report.ratios["maths_live_k3"] == pytest.approx(1.5)
-    assert "best k 3 adapted, 2 static" in report.notes[-1]
+    assert report.ratios["maths_at_4_over_static"] == pytest.approx(151.5 / 111.5, rel=1e-4)
+    assert report.ratios["maths_at_4_over_static_same_k"] == pytest.approx(151.5 / 106.5, rel=1e-4)
+    assert report.ratios["maths_at_4_over_plain"] == pytest.approx(151.5 / 101.5, rel=1e-3)
+    assert report.ratios["maths_at_1_acceptance"] == pytest.approx(1.5)
+    assert "best k 3 adapted, 2 static; acceptance length at k 3 1.300 -> 1.950" in report.notes[-1]
+
+
+def test_the_best_k_comes_from_a_probe_and_is_judged_by_other_passes() -> None:
+    asked: list[tuple[str, int, int]] = []
+
+    def ask(who: str, k: int, number: int, level: int) -> dict[str, float]:
+        asked.append((who, k, number))
+        best = {"static": 1, "adapted": 3, "plain": 0}[who]
+        return {"tokens_per_s": 100.0 - abs(k - best)}
+
+    found = adapt_live._passes(cast(Any, ask), 4, lambda _: None)
+    assert found["best_k"] == {"static": 1, "adapted": 3}
+    judged = asked[2 * len(adapt_live.KS) :]
+    turn = [("plain", 0), ("static", 1), ("static", 3), ("adapted", 3)]
+    assert [one[:2] for one in judged[:8]] == [*turn, *reversed(turn)]
+    assert {name: len(of) for name, of in found["passes"].items()} == dict.fromkeys(
+        ("plain", "static_k1", "static_k3", "adapted_k3"), adapt_live.REPEATS
+    )
