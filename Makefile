@@ -16,7 +16,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-next setup-peers demo gpu test test-faults test-gate test-unit test-integration lint lock docs clean
+.PHONY: help setup setup-next setup-peers setup-system demo gpu test test-faults test-gate test-unit test-integration lint lock docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -66,13 +66,16 @@ setup-next: .venv-serving-next/.ready  ## install SGLang 0.5.23 as well, beside 
 
 setup-peers: .venv-peers/.ready  ## install the peers of `tide bench train` in an environment of their own
 
+setup-system:  ## what the tests need of the system: PostgreSQL (installed by apt-get where this is Debian and root)
+	deployments/local/system-packages.sh
+
 demo: setup  ## serve, capture, fine-tune, validate and deploy a draft on this machine; DEMO_ARGS="--workload code"
 	.venv/bin/tide demo $(DEMO_ARGS)
 
 gpu: .venv/.ready  ## what a CUDA or ROCm box shows, as one JSON object; GPU_PYTHON=the python with SGLang, GPU_ARGS="--config FILE"
 	TIDE_SERVING__PYTHON=$(GPU_PYTHON) .venv/bin/python -m tide_platform.bench.gpu $(GPU_ARGS)
 
-test: setup setup-next setup-peers lint  ## the test suite: fast unit tests first, then real services (20 minutes)
+test: setup setup-next setup-peers setup-system lint  ## the test suite: fast unit tests first, then real services (20 minutes)
 	.venv/bin/pytest -m "not faults and not gate"
 
 test-faults: setup  ## the slow ones: the whole stack killed, interrupted, restarted (10 minutes)
@@ -81,7 +84,7 @@ test-faults: setup  ## the slow ones: the whole stack killed, interrupted, resta
 test-gate: setup  ## the consistency gate with a real server: good drafts pass, planted faults are named (5 minutes)
 	.venv/bin/pytest tests/gate
 
-test-unit: setup  ## unit tests only (two minutes)
+test-unit: setup setup-system  ## unit tests only (two minutes)
 	.venv/bin/pytest tests/unit
 
 test-integration: setup setup-next setup-peers  ## tests against real services only

@@ -2,4 +2,5 @@
 
 import dagster as dg
 
-windows = dg.DynamicPartitionsDefinition(name="windows")
+WINDOWS = "windows"
+windows = dg.DynamicPartitionsDefinition(name=WINDOWS)

@@ -4,9 +4,10 @@ import dagster as dg
 
 from assets.capture import hidden_states
 from assets.jobs import adapt_draft
-from assets.partitions import windows
+from assets.partitions import WINDOWS, windows
 from resources.cycle import Cycle
 from resources.runs import DagsterRuns, attempt_tags
+from tide_platform.control.records import WindowRecord
 
 
 def enough_hidden_states(interval_s: int) -> dg.SensorDefinition:
@@ -21,19 +22,40 @@ def enough_hidden_states(interval_s: int) -> dg.SensorDefinition:
     )
     def _enough_hidden_states(context: dg.SensorEvaluationContext, cycle: Cycle) -> dg.SensorResult:
         tick = cycle.tick(DagsterRuns(context.instance))
-        if tick.request is None:
-            return dg.SensorResult(skip_reason=tick.message)
-        key, attempt = str(tick.request.key), tick.request.attempt
+        known = context.instance.get_dynamic_partitions(WINDOWS) if tick.cut else []
+        events: list[dg.AssetObservation | dg.AssetMaterialization] = [
+            _folded(cycle, record) for record in tick.folded
+        ]
+        shown = [str(record.key) for record in tick.folded]
+        requests = []
+        if tick.request is not None:
+            key = str(tick.request.key)
+            shown.append(key)
+            metadata = cycle.window_metadata(tick.request)
+            events.append(dg.AssetMaterialization(hidden_states.key, partition=key, metadata=metadata))
+            run_key = f"{key}/{tick.request.attempt}"
+            requests.append(
+                dg.RunRequest(run_key=run_key, partition_key=key, tags=attempt_tags(tick.request))
+            )
         return dg.SensorResult(
-            dynamic_partitions_requests=[windows.build_add_request([key])],
-            asset_events=[
-                dg.AssetMaterialization(
-                    hidden_states.key, partition=key, metadata=cycle.window_metadata(tick.request)
-                )
+            run_requests=requests or None,
+            skip_reason=None if requests else tick.message,
+            dynamic_partitions_requests=[
+                windows.build_add_request(shown),
+                windows.build_delete_request(cycle.retired(known)),
             ],
-            run_requests=[
-                dg.RunRequest(run_key=f"{key}/{attempt}", partition_key=key, tags=attempt_tags(tick.request))
-            ],
+            asset_events=events,
         )
 
     return _enough_hidden_states
+
+
+def _folded(cycle: Cycle, record: WindowRecord) -> dg.AssetObservation:
+    """A window that another took: nothing runs for it, the asset's page says why."""
+    metadata = {"state": record.state.value, "reason": record.reason, "window": record.taken_by}
+    return dg.AssetObservation(
+        hidden_states.key,
+        partition=str(record.key),
+        metadata=metadata | cycle.window_metadata(record),
+        description=record.reason,
+    )

@@ -1,5 +1,6 @@
 """The steps of a cycle as Dagster calls them: settings, ledger and window taken from the run's context."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -7,7 +8,8 @@ import dagster as dg
 
 from resources.runs import DagsterRuns, attempt_of
 from tide_platform.config import Settings, load_settings
-from tide_platform.control.ledger import Ledger, WindowRecord
+from tide_platform.control.ledger import Ledger
+from tide_platform.control.records import WindowRecord
 from tide_platform.control.states import WindowKey
 
 if TYPE_CHECKING:
@@ -39,6 +41,16 @@ class Cycle(dg.ConfigurableResource):
 
         settings = self.settings()
         return tick(settings, self.ledger(), Dataset(settings), runs)
+
+    def retired(self, partitions: "Sequence[str]") -> list[str]:
+        """The partitions that Dagster need not show any more (``window.keep_partitions``)."""
+        from tide_platform.control.windows import retired
+
+        settings = self.settings()
+        if len(partitions) <= settings.window.keep_partitions:
+            return []
+        opened = {record.key for record in self.ledger().open(settings.deployment)}
+        return retired(settings.deployment, partitions, opened, settings.window.keep_partitions)
 
     def train(self, context: dg.AssetExecutionContext, trainer: "Trainer") -> "Trained":
         from tide_platform.control.cycle import train_window
@@ -83,6 +95,7 @@ class Cycle(dg.ConfigurableResource):
             "tokens": record.tokens,
             "lance_version": record.lance_version,
             "rows": f"{record.after_row} < row id <= {record.last_row}",
+            "rule": dg.MetadataValue.json(record.rule or {}),
         }
 
     def _turn(self, context: dg.AssetExecutionContext) -> "Turn":

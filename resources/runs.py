@@ -2,8 +2,8 @@
 
 import dagster as dg
 
-from tide_platform.control.ledger import WindowRecord
 from tide_platform.control.reconcile import RunView
+from tide_platform.control.records import WindowRecord
 from tide_platform.control.states import WindowKey
 
 WINDOW_TAG, ATTEMPT_TAG, VERSION_TAG, SAMPLES_TAG = (

@@ -21,7 +21,8 @@ from tests.free_ports import free_port
 from tide_platform.config import Settings, draft_digest, load_settings
 from tide_platform.control import cycle
 from tide_platform.control.champion import ensure_champion
-from tide_platform.control.ledger import Ledger, WindowRecord
+from tide_platform.control.ledger import Ledger
+from tide_platform.control.records import WindowRecord
 from tide_platform.control.states import State
 from tide_platform.serving.admin import read_admin_key
 from tide_platform.serving.client import SglangClient

@@ -118,6 +118,13 @@ class Window(Section):
     """When samples become a training run."""
 
     min_samples: int = Field(default=128, ge=2)
+    # fewer samples are a window as well once they have so many tokens; None: samples alone count
+    min_tokens: int | None = Field(default=None, ge=1)
+    # when windows land faster than they are trained: train the newest alone, the newest with the samples of
+    # those before it, or every one in turn
+    policy: Literal["latest", "merge", "all"] = "merge"
+    max_samples: int = Field(default=1024, ge=2)  # of a merged window; older ones are superseded
+    keep_partitions: int = Field(default=1000, ge=10)  # of windows at their end, in Dagster's pages
     validation_share: float = Field(default=0.15, gt=0, lt=1)  # by hash of the request
     max_attempts: int = Field(default=3, ge=1)
     sensor_seconds: int = Field(default=5, ge=1)

@@ -15,9 +15,10 @@ from tide_platform.config import Settings
 from tide_platform.control.champion import connect, ensure_champion, fetch_draft, served_digest, store_draft
 from tide_platform.control.dataset import PastData, WindowData, read_past, read_window
 from tide_platform.control.hold import Hold, hold
-from tide_platform.control.ledger import Ledger, WindowRecord
+from tide_platform.control.ledger import Ledger
 from tide_platform.control.progress import LiveMetrics
 from tide_platform.control.promotion import Verdict
+from tide_platform.control.records import WindowRecord
 from tide_platform.control.states import NotTrained, State, WindowKey
 from tide_platform.serving.deploy import Deployed, deploy
 

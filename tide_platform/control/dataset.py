@@ -9,21 +9,14 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from tide_platform.config import Settings, TideError
-from tide_platform.control.ledger import Ledger, WindowRecord
+from tide_platform.config import Settings
+from tide_platform.control.database import LedgerUnreachable
+from tide_platform.control.ledger import Ledger
+from tide_platform.control.records import WindowRecord
 from tide_platform.control.windows import REFERENCE_TENANT, VALIDATION, Division, Ref, divide, halve
 
 if TYPE_CHECKING:
     from tide_platform.store.hidden_states import HiddenStates
-
-
-class LedgerUnreachable(TideError):
-    """Which versions are pinned is not known."""
-
-    def __init__(self, url: str, error: Exception):
-        shown = url.rpartition("@")[2]  # no password
-        super().__init__(f"{shown}: the ledger cannot be read ({type(error).__name__}); check ledger.url")
-        self.url = url
 
 
 PAST_WINDOWS = 16  # that a run draws from; read by range, so a long history costs no more

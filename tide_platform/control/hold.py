@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.exc import OperationalError
 
-from tide_platform.control.ledger import Ledger, StaleRun, WindowRecord
+from tide_platform.control.ledger import Ledger
+from tide_platform.control.records import StaleRun, WindowRecord
 from tide_platform.control.states import WindowKey
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from tide_platform.config import Settings, TideError, draft_digest
 from tide_platform.control.dataset import read_window
-from tide_platform.control.ledger import WindowRecord
 from tide_platform.control.promotion import Comparison, Interval, Measured, Predicted, Verdict, decide
+from tide_platform.control.records import WindowRecord
 from tide_platform.evaluation.cost_model import FILE, CostModel, speeds_of
 
 CURVE_K = 5  # replay goes at least so far, to show what other numbers of speculative steps would bring

@@ -4,109 +4,31 @@ Every transition is compare-and-set on (state, attempt, holder): of two runs tha
 one gets :class:`WindowHeld` or :class:`StaleRun` and must stop.
 """
 
+import itertools
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, insert, select, update
 
-from tide_platform.config import TideError
-from tide_platform.control import tables
-from tide_platform.control.states import FOLLOWS, OPEN, State, WindowKey, window_name
+from tide_platform.control import audit, tables
+from tide_platform.control.audit import Action, Entry
+from tide_platform.control.database import Database
+from tide_platform.control.guard import Guard
+from tide_platform.control.records import (
+    Cut,
+    Scan,
+    StaleRun,
+    UnknownWindow,
+    VerdictRecord,
+    WindowClosed,
+    WindowHeld,
+    WindowRecord,
+)
+from tide_platform.control.states import FOLLOWS, OPEN, REOPENS, State, WindowKey, window_name
 
 _W = tables.windows
-
-
-class LedgerError(TideError):
-    """What the ledger refuses; ``key`` is the window."""
-
-    def __init__(self, key: WindowKey, text: str):
-        super().__init__(f"window {key}: {text}")
-        self.key = key
-
-
-class UnknownWindow(LedgerError):
-    def __init__(self, key: WindowKey):
-        super().__init__(key, "not in the ledger; the sensor enough_hidden_states cuts windows")
-
-
-class WindowHeld(LedgerError):
-    def __init__(self, key: WindowKey, other: WindowKey, holder: str):
-        super().__init__(
-            key,
-            f"run {holder} works on {other}; one window of a deployment runs at a time: wait or cancel it",
-        )
-        self.other, self.holder = other, holder
-
-
-class StaleRun(LedgerError):
-    def __init__(self, key: WindowKey, run_id: str, detail: str):
-        super().__init__(
-            key, f"run {run_id} does not hold it any more ({detail}); a later attempt goes on with it"
-        )
-        self.run_id = run_id
-
-
-class WindowClosed(LedgerError):
-    def __init__(self, key: WindowKey, state: State):
-        super().__init__(key, f"it is {state}, which is final; nothing is left to do")
-        self.state = state
-
-
-@dataclass(frozen=True)
-class Scan:
-    """How far the dataset was cut into windows; fields as in ``tables.scans``."""
-
-    version: int = 0
-    rows: int = 0
-    last_row: int = -1
-    pending: int = 0
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A new window: its samples are the rows with ``after_row < row id <= last_row`` that are not
-    reference.
-    """
-
-    after_row: int
-    last_row: int
-    lance_version: int
-    samples: int
-    tokens: int
-
-
-@dataclass(frozen=True)
-class WindowRecord:
-    """One row of the ledger; fields as in ``tables.windows``."""
-
-    key: WindowKey
-    state: State
-    attempt: int
-    holder: str | None
-    seen_at: float | None
-    run_id: str | None
-    after_row: int
-    last_row: int
-    lance_version: int
-    samples: int
-    tokens: int
-    parent: str | None
-    challenger: str | None
-    mlflow_run: str | None
-    reason: str | None
-    created_at: float
-    updated_at: float
-
-
-@dataclass(frozen=True)
-class VerdictRecord:
-    passed: bool
-    champion: str
-    challenger: str
-    evidence: dict[str, Any]
-    judged_at: float
 
 
 class Ledger:
@@ -116,17 +38,18 @@ class Ledger:
     """
 
     def __init__(self, url: str, clock: Callable[[], float] = time.time):
-        self._engine = tables.open_engine(url)
+        self._database = Database(url)
         self._clock = clock
+        self.guard = Guard(self._database, clock)
 
     def close(self) -> None:
-        self._engine.dispose()
+        self._database.close()
 
     # --- cutting
 
     def scan(self, deployment: str) -> Scan:
         """How far the deployment's dataset was cut; the start when nothing was."""
-        with self._engine.begin() as db:
+        with self._database.read() as db:
             return _scan(db, deployment)
 
     def cut(self, deployment: str, before: Scan, after: Scan, cuts: Iterable[Cut]) -> list[WindowKey]:
@@ -134,7 +57,7 @@ class Ledger:
         outdated).
         """
         now = self._clock()
-        with self._engine.begin() as db:
+        with self._database.write() as db:
             if _scan(db, deployment) != before:
                 return []
             known = len(db.execute(select(_W.c.window).where(_W.c.deployment == deployment)).all())
@@ -161,13 +84,13 @@ class Ledger:
 
     def get(self, key: WindowKey) -> WindowRecord:
         """Raises :class:`UnknownWindow`."""
-        with self._engine.begin() as db:
+        with self._database.read() as db:
             return _get(db, key)
 
     def windows(self, deployment: str, states: Iterable[State] = State) -> list[WindowRecord]:
         """The deployment's windows in these states, oldest first."""
         query = select(_W).where(_W.c.deployment == deployment, _W.c.state.in_([s.value for s in states]))
-        with self._engine.begin() as db:
+        with self._database.read() as db:
             return [_record(row) for row in db.execute(query.order_by(_W.c.window))]
 
     def open(self, deployment: str) -> list[WindowRecord]:
@@ -176,14 +99,14 @@ class Ledger:
 
     def verdict(self, deployment: str, challenger: str, champion: str) -> VerdictRecord | None:
         """The last verdict on this challenger against this champion."""
-        with self._engine.begin() as db:
+        with self._database.read() as db:
             return _verdict(db, deployment, challenger, champion)
 
     def verdicts_of(self, key: WindowKey) -> list[VerdictRecord]:
         """All verdicts of a window, oldest first."""
         table = tables.verdicts
         where = (table.c.deployment == key.deployment, table.c.window == key.window)
-        with self._engine.begin() as db:
+        with self._database.read() as db:
             return [
                 _verdict_record(row) for row in db.execute(select(table).where(*where).order_by(table.c.id))
             ]
@@ -192,7 +115,7 @@ class Ledger:
         """The deployment's history, oldest first: columns of ``tables.deployments``."""
         table = tables.deployments
         query = select(table).where(table.c.deployment == deployment).order_by(table.c.id)
-        with self._engine.begin() as db:
+        with self._database.read() as db:
             return [dict(row._mapping) for row in db.execute(query)]
 
     # --- a run's transitions
@@ -201,10 +124,10 @@ class Ledger:
         """Take a window for a run, or find that the run has it already; an owed one becomes running.
 
         ``attempt`` is the one that the sensor asked for; None marks a run started by hand, which may also
-        take a failed window up where it stopped, and train a rejected one anew.
+        take a failed window up where it stopped, and train a rejected or superseded one anew.
         Raises :class:`UnknownWindow`, :class:`WindowHeld`, :class:`StaleRun`, :class:`WindowClosed`.
         """
-        with self._engine.begin() as db:
+        with self._database.write() as db:
             row = _get(db, key)
             if row.holder == run_id:
                 return row
@@ -220,9 +143,10 @@ class Ledger:
             changes: dict[str, Any] = {"holder": run_id, "run_id": run_id, "seen_at": self._clock()}
             if row.state is State.OWED:
                 state = State.RUNNING
-            elif row.state in (State.FAILED, State.REJECTED) and attempt is None:
+            elif row.state in REOPENS and attempt is None:
                 state = _stage(db, row) if row.state is State.FAILED else State.RUNNING
                 changes["attempt"] = row.attempt + 1
+                self._note(db, key, audit.by_run(run_id), Action.REOPENED, f"it was {row.state}, run by hand")
             elif row.state.final:
                 raise WindowClosed(key, row.state)
             else:
@@ -233,13 +157,13 @@ class Ledger:
 
     def beat(self, key: WindowKey, run_id: str) -> bool:
         """A sign of life; False when the run does not hold the window any more and must stop."""
-        with self._engine.begin() as db:
+        with self._database.write() as db:
             where = _same(key) & (_W.c.holder == run_id)
             return db.execute(update(_W).where(where).values(seen_at=self._clock())).rowcount == 1
 
     def trained(self, key: WindowKey, run_id: str, *, challenger: str, parent: str, mlflow_run: str) -> None:
         """Its checkpoint is stored. Raises :class:`StaleRun`."""
-        with self._engine.begin() as db:
+        with self._database.write() as db:
             row = _held(db, key, run_id, {State.RUNNING})
             self._move(db, row, State.TRAINED, challenger=challenger, parent=parent, mlflow_run=mlflow_run)
 
@@ -256,7 +180,7 @@ class Ledger:
         """Store a verdict on the challenger; without a pass the window is at its end. Raises
         :class:`StaleRun`.
         """
-        with self._engine.begin() as db:
+        with self._database.write() as db:
             row = _held(db, key, run_id, {State.TRAINED, State.GATED})
             db.execute(
                 insert(tables.verdicts).values(
@@ -274,12 +198,13 @@ class Ledger:
                 self._move(db, row, State.GATED, reason=reason)
             else:
                 self._move(db, row, State.REJECTED, reason=reason, holder=None)
+                self._note(db, key, audit.by_run(run_id), Action.REJECTED, reason, digest=row.challenger)
 
     def deployed(
         self, key: WindowKey, run_id: str, *, previous: str | None, evidence: dict[str, Any]
     ) -> None:
         """The challenger is served and the alias moved. Raises :class:`StaleRun`."""
-        with self._engine.begin() as db:
+        with self._database.write() as db:
             row = _held(db, key, run_id, {State.GATED})
             db.execute(
                 insert(tables.deployments).values(
@@ -293,6 +218,9 @@ class Ledger:
                 )
             )
             self._move(db, row, State.DEPLOYED, holder=None)
+            reason = f"in place of {previous}" if previous else "a dead run had reloaded it already"
+            actor = audit.by_run(run_id)
+            self._note(db, key, actor, Action.DEPLOYED, reason, digest=row.challenger, detail=evidence)
 
     # --- the sensor's transitions
 
@@ -302,14 +230,64 @@ class Ledger:
         A stored checkpoint stays: the next attempt goes on from it. ``seen`` is what the decision was made
         on; the window is left alone when it moved since. Returns the record as it is now.
         """
-        with self._engine.begin() as db:
+        with self._database.write() as db:
             row = _get(db, seen.key)
             if (row.state, row.attempt, row.holder) != (seen.state, seen.attempt, seen.holder):
                 return row
             if not retry or row.attempt >= max_attempts:
+                self._note(db, row.key, audit.SENSOR, Action.FAILED, reason, digest=row.challenger)
                 return self._move(db, row, State.FAILED, holder=None, reason=reason)
             state = State.OWED if row.state is State.RUNNING else row.state
             return self._move(db, row, state, holder=None, reason=reason, attempt=row.attempt + 1)
+
+    def fold(
+        self, seen: Sequence[WindowRecord], into: WindowRecord, state: State, reason: str
+    ) -> WindowRecord:
+        """End owed windows that ``into``, a later owed one, supersedes, or takes the samples of
+        (:attr:`State.MERGED`). Nothing happens where one of them moved since it was read.
+
+        No other window's samples may lie between merged ones. Returns ``into`` as it is now.
+        """
+        assert state in (State.SUPERSEDED, State.MERGED)
+        with self._database.write() as db:
+            rows = [_get(db, record.key) for record in (*seen, into)]
+            if any(row != record for row, record in zip(rows, (*seen, into), strict=True)):
+                return rows[-1]
+            action = Action.MERGED if state is State.MERGED else Action.SUPERSEDED
+            for row in rows[:-1]:
+                assert row.state is State.OWED and row.holder is None
+                self._move(db, row, state, reason=reason, taken_by=into.key.window)
+                self._note(db, row.key, audit.SENSOR, action, reason, detail={"by": into.key.window})
+            if state is State.SUPERSEDED:
+                return rows[-1]
+            ordered = sorted(rows, key=lambda row: row.after_row)
+            assert all(one.last_row <= next.after_row for one, next in itertools.pairwise(ordered))
+            return self._move(
+                db,
+                rows[-1],
+                State.OWED,
+                after_row=ordered[0].after_row,
+                samples=sum(row.samples for row in rows),
+                tokens=sum(row.tokens for row in rows),
+            )
+
+    # --- who did what
+
+    def audit(self, deployment: str, most: int | None = None) -> list[Entry]:
+        """The newest ``most`` entries, or all, oldest first."""
+        with self._database.read() as db:
+            return audit.entries(db, deployment, most)
+
+    def note(self, entry: Entry) -> None:
+        """Adds an entry on what is no transition of a window."""
+        with self._database.write() as db:
+            audit.write(db, self._clock(), entry)
+
+    def _note(
+        self, db: Connection, key: WindowKey, actor: str, action: Action, reason: str, **more: Any
+    ) -> None:
+        entry = Entry(key.deployment, actor, action, reason, window=key.window, **more)
+        audit.write(db, self._clock(), entry)
 
     def _move(self, db: Connection, row: WindowRecord, state: State, **changes: Any) -> WindowRecord:
         assert state is row.state or state in FOLLOWS[row.state], f"{row.key}: {row.state} -> {state}"

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tide_platform.config import Settings
-from tide_platform.control.ledger import Ledger, WindowRecord
+from tide_platform.control.backlog import folds
+from tide_platform.control.ledger import Ledger
+from tide_platform.control.records import WindowRecord
 from tide_platform.control.states import State, WindowKey
-from tide_platform.control.windows import Ref, cut
+from tide_platform.control.windows import Ref, Rule, cut
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Tick:
     """What a tick found. ``request``: the window whose current attempt should run now."""
 
     cut: list[WindowRecord] = field(default_factory=list)
+    folded: list[WindowRecord] = field(default_factory=list)  # superseded or merged now
     request: WindowRecord | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -77,6 +80,7 @@ def tick(
     """Cut new windows, settle runs that ended or died, and name the window that should run next."""
     result = Tick()
     _cut(settings, ledger, store, result)
+    _fold(settings, ledger, runs, result)
     records = ledger.open(settings.deployment)
     held = next((record for record in records if record.holder is not None), None)
     if held is not None:
@@ -101,8 +105,9 @@ def _cut(settings: Settings, ledger: Ledger, store: Store, result: Tick) -> None
     before = ledger.scan(settings.deployment)
     version, rows = store.tip()
     minimum = settings.window.min_samples
+    rule = Rule(minimum, settings.window.min_tokens)
     after, cuts = cut(
-        settings.deployment, before, version, rows, lambda row_id: store.after(row_id, version), minimum
+        settings.deployment, before, version, rows, lambda row_id: store.after(row_id, version), rule
     )
     if after != before:
         result.cut = [ledger.get(key) for key in ledger.cut(settings.deployment, before, after, cuts)]
@@ -111,6 +116,22 @@ def _cut(settings: Settings, ledger: Ledger, store: Store, result: Tick) -> None
         result.notes.append(
             f"{rows} rows at version {version}; at most {waiting} of {minimum} samples for a window"
         )
+
+
+def _fold(settings: Settings, ledger: Ledger, runs: Runs, result: Tick) -> None:
+    """More than one window waits for its first run: ``window.policy`` says which of them are trained."""
+    if settings.window.policy == "all":
+        return
+    owed = [record for record in ledger.windows(settings.deployment, [State.OWED]) if record.holder is None]
+    if len(owed) < 2:
+        return
+    waiting = [record for record in owed if runs.of_attempt(record.key, record.attempt) is None]
+    every = ledger.windows(settings.deployment)
+    for fold in folds(settings.window.policy, waiting, every, settings.window.max_samples):
+        into = ledger.get(fold.into.key)  # an earlier fold of this tick may have moved it
+        ledger.fold(fold.gone, into, fold.state, fold.reason)
+        result.folded += [ledger.get(record.key) for record in fold.gone]
+        result.notes += [f"{record.key}: {fold.state}, {fold.reason}" for record in fold.gone]
 
 
 def _pause(settings: Settings, record: WindowRecord, now: float) -> float:

@@ -9,7 +9,7 @@ SEPARATOR = "/"  # Dagster allows it in partition keys and its UI escapes it
 
 
 class State(StrEnum):
-    """Where a window stands. ``superseded`` and ``merged`` are names kept for `window.policy`."""
+    """Where a window stands."""
 
     OWED = "owed"  # cut, no checkpoint yet
     RUNNING = "running"  # a run trains it
@@ -18,8 +18,8 @@ class State(StrEnum):
     DEPLOYED = "deployed"  # the challenger is served
     REJECTED = "rejected"  # the gate said no: a valid end
     FAILED = "failed"  # its attempts are used up, or somebody cancelled its run
-    SUPERSEDED = "superseded"
-    MERGED = "merged"
+    SUPERSEDED = "superseded"  # a later window was trained in its place (`window.policy: latest`)
+    MERGED = "merged"  # its samples went into a later window (`window.policy: merge`)
 
     @property
     def final(self) -> bool:
@@ -28,17 +28,19 @@ class State(StrEnum):
 
 FINAL = frozenset({State.DEPLOYED, State.REJECTED, State.FAILED, State.SUPERSEDED, State.MERGED})
 OPEN = frozenset(State) - FINAL
+REOPENS = frozenset({State.FAILED, State.REJECTED, State.SUPERSEDED})  # by hand
 
-# what the ledger's transitions may do; a claim by hand of a failed or rejected window opens it again
+# what the ledger's transitions may do; a claim by hand of a failed, rejected or superseded
+# window opens it again
 FOLLOWS: dict[State, frozenset[State]] = {
-    State.OWED: frozenset({State.RUNNING, State.FAILED}),
+    State.OWED: frozenset({State.RUNNING, State.FAILED, State.SUPERSEDED, State.MERGED}),
     State.RUNNING: frozenset({State.TRAINED, State.OWED, State.FAILED}),
     State.TRAINED: frozenset({State.GATED, State.REJECTED, State.FAILED}),
     State.GATED: frozenset({State.GATED, State.DEPLOYED, State.REJECTED, State.FAILED}),
     State.FAILED: frozenset({State.RUNNING, State.TRAINED, State.GATED}),
     State.REJECTED: frozenset({State.RUNNING}),
     State.DEPLOYED: frozenset(),
-    State.SUPERSEDED: frozenset(),
+    State.SUPERSEDED: frozenset({State.RUNNING}),
     State.MERGED: frozenset(),
 }
 

@@ -1,23 +1,22 @@
-"""The ledger's tables, and the engine that SQLite needs to be safe between processes."""
-
-from pathlib import Path
-from typing import Any
+"""The ledger's tables. A change here needs a migration (`control/migrations`) and a new ``HEAD``; a test
+compares the two on both databases.
+"""
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     Column,
-    Engine,
     Float,
     Index,
     Integer,
     MetaData,
     String,
     Table,
-    create_engine,
-    event,
-    make_url,
 )
+
+HEAD = "0002"  # revision of these tables
+VERSION_TABLE = "alembic_version"
 
 metadata = MetaData()
 
@@ -25,12 +24,11 @@ scans = Table(
     "scans",
     metadata,
     Column("deployment", String, primary_key=True),
-    Column("version", Integer, nullable=False),  # of the dataset when its rows were last read
-    Column("rows", Integer, nullable=False),  # of the dataset then
-    Column(
-        "last_row", Integer, nullable=False
-    ),  # row id up to which every sample is in a window or reference
-    Column("pending", Integer, nullable=False),  # samples behind it that wait for a window
+    Column("version", BigInteger, nullable=False),  # of the dataset when its rows were last read
+    Column("rows", BigInteger, nullable=False),  # of the dataset then
+    # row id up to which every sample is in a window or reference
+    Column("last_row", BigInteger, nullable=False),
+    Column("pending", BigInteger, nullable=False),  # samples behind it that wait for a window
 )
 
 windows = Table(
@@ -43,17 +41,19 @@ windows = Table(
     Column("holder", String),  # Dagster run that works on it now
     Column("seen_at", Float),  # Unix time, seconds: the holder's last sign of life
     Column("run_id", String),  # the last Dagster run that held it
-    Column("after_row", Integer, nullable=False),  # its samples: after_row < row id <= last_row
-    Column("last_row", Integer, nullable=False),
-    Column("lance_version", Integer, nullable=False),
+    Column("after_row", BigInteger, nullable=False),  # its samples: after_row < row id <= last_row
+    Column("last_row", BigInteger, nullable=False),
+    Column("lance_version", BigInteger, nullable=False),
     Column("samples", Integer, nullable=False),
-    Column("tokens", Integer, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
     Column("parent", String),  # digest of the draft that training started from
     Column("challenger", String),  # digest of its checkpoint
     Column("mlflow_run", String),
     Column("reason", String),  # why the last attempt ended, or the verdict in words
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
+    Column("rule", JSON),  # why it was cut: the rule, what it saw; None where an older version cut it
+    Column("taken_by", String),  # the window that superseded it or that it was merged into
 )
 # design 4.6: at most one window of a deployment runs
 Index(
@@ -92,31 +92,40 @@ deployments = Table(
     Column("deployed_at", Float, nullable=False),
 )
 
+# who did what to which draft or window, and why; rows are only ever added (triggers refuse all else)
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("at", Float, nullable=False),  # Unix time, seconds
+    Column("deployment", String, nullable=False),
+    Column("actor", String, nullable=False),  # user@host, `sensor`, or `run <id>`
+    Column("action", String, nullable=False),  # control.states.Action
+    Column("window", String),
+    Column("digest", String),  # of the draft
+    Column("reason", String, nullable=False),
+    Column("detail", JSON, nullable=False),
+)
+Index("audit_of_deployment", audit.c.deployment, audit.c.id)
 
-def open_engine(url: str) -> Engine:
-    """An engine with the tables made. SQLite: WAL, and every transaction takes the write lock at its start.
+# drafts that are never promoted without a hand: they were rolled back
+bars = Table(
+    "bars",
+    metadata,
+    Column("deployment", String, primary_key=True),
+    Column("digest", String, primary_key=True),
+    Column("actor", String, nullable=False),
+    Column("reason", String, nullable=False),
+    Column("at", Float, nullable=False),
+)
 
-    The lock at the start is what makes read-then-update safe there: two processes never both read the old
-    row.
-    """
-    parsed = make_url(url)
-    if parsed.get_backend_name() != "sqlite":
-        engine = create_engine(parsed, pool_pre_ping=True)
-    else:
-        if parsed.database and parsed.database != ":memory:":
-            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
-        engine = create_engine(parsed, connect_args={"timeout": 30})
-        event.listen(engine, "connect", _sqlite_connect)
-        event.listen(engine, "begin", _sqlite_begin)
-    metadata.create_all(engine)
-    return engine
-
-
-def _sqlite_connect(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # the driver must not begin transactions of its own
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")  # a transition that was told of survives a power cut
-
-
-def _sqlite_begin(connection: Any) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+# what a hand or the platform has switched: absent is off
+switches = Table(
+    "switches",
+    metadata,
+    Column("deployment", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("actor", String, nullable=False),
+    Column("reason", String, nullable=False),
+    Column("at", Float, nullable=False),
+)

@@ -1,14 +1,16 @@
 """Cutting a growing dataset into windows, and dividing a window's samples. Pure: no Lance, no Dagster."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tide_platform.capture.split import REFERENCE_TENANT, VALIDATION, point
 from tide_platform.config import TideError
-from tide_platform.control.ledger import Cut, Scan
+from tide_platform.control.records import Cut, Scan
+from tide_platform.control.states import WindowKey
 
 REFERENCE_JUDGE_SHARE = 0.25  # of the reference set: for judging only, never replayed in training
+MIN_SAMPLES = 2  # of a window: one to train on, one to judge by
 MAX_CUTS = 8  # windows a tick: a tick stays short however much landed while the daemon was down
 
 
@@ -52,36 +54,72 @@ class NoReference(TideError):
         self.deployment, self.found = deployment, found
 
 
+@dataclass(frozen=True)
+class Rule:
+    """When samples become a window: as soon as one of these is reached."""
+
+    samples: int
+    tokens: int | None = None
+
+    def may_be_met(self, pending: int, new: int) -> bool:
+        """Whether ``new`` samples of unknown length can complete a window that ``pending`` ones did not."""
+        if pending + new >= self.samples:
+            return True
+        return self.tokens is not None and new > 0 and pending + new >= MIN_SAMPLES
+
+    def met(self, samples: int, tokens: int) -> dict[str, Any] | None:
+        """What is stored with the window: the rule that cut it, and what all of them saw."""
+        if samples >= self.samples:
+            by = "samples"
+        elif self.tokens is not None and tokens >= self.tokens and samples >= MIN_SAMPLES:
+            by = "tokens"
+        else:
+            return None
+        seen = {"samples": samples, "tokens": tokens}
+        return {"by": by, **seen, "min_samples": self.samples, "min_tokens": self.tokens}
+
+
 def cut(
     deployment: str,
     scan: Scan,
     version: int,
     rows: int,
     read_after: Callable[[int], Sequence[Ref]],
-    min_samples: int,
+    rule: Rule,
 ) -> tuple[Scan, list[Cut]]:
-    """The windows of exactly ``min_samples`` samples that are complete at (``version``, ``rows``), and the
-    new scan.
+    """The windows that are complete by ``rule`` at (``version``, ``rows``), and the new scan.
 
     ``read_after(row_id)`` reads the metadata of all rows behind a row id; it is called at most once, and not
     at all while fewer rows landed than a window needs. Raises :class:`DatasetReplaced`.
     """
     if version < scan.version:
         raise DatasetReplaced(deployment, version, scan.version)
-    if rows >= scan.rows and scan.pending + (rows - scan.rows) < min_samples:
+    grown = rows - scan.rows
+    if grown >= 0 and not rule.may_be_met(scan.pending, grown):
         return scan, []
     new = sorted(read_after(scan.last_row), key=lambda ref: ref.row_id)
     samples = [ref for ref in new if ref.tenant != REFERENCE_TENANT]
     cuts, last_row = [], scan.last_row
-    for first in range(0, len(samples) - min_samples + 1, min_samples)[:MAX_CUTS]:
-        part = samples[first : first + min_samples]
-        tokens = sum(ref.num_tokens for ref in part)
-        cuts.append(Cut(last_row, part[-1].row_id, version, len(part), tokens))
-        last_row = part[-1].row_id
+    first = tokens = 0
+    for end, ref in enumerate(samples, start=1):
+        tokens += ref.num_tokens
+        if (why := rule.met(end - first, tokens)) is not None:
+            cuts.append(Cut(last_row, ref.row_id, version, end - first, tokens, why))
+            last_row, first, tokens = ref.row_id, end, 0
+            if len(cuts) == MAX_CUTS:
+                break
     pending = len(samples) - sum(each.samples for each in cuts)
+    if len(cuts) == MAX_CUTS:  # the rest was not looked at: to the next tick it has just landed
+        return Scan(version, rows - pending, last_row, 0), cuts
     if not pending and new:
         last_row = max(last_row, new[-1].row_id)  # reference rows alone: no need to read them again
     return Scan(version, rows, last_row, pending), cuts
+
+
+def retired(deployment: str, partitions: Sequence[str], opened: Set[WindowKey], keep: int) -> list[str]:
+    """Of the deployment's ``partitions``, those that are not among its newest ``keep`` and not ``opened``."""
+    own = sorted(key for text in partitions if (key := WindowKey.parse(text)).deployment == deployment)
+    return [str(key) for key in own[: max(0, len(own) - keep)] if key not in opened]
 
 
 @dataclass(frozen=True)

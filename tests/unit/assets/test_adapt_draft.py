@@ -10,8 +10,9 @@ import pytest
 import resources.cycle
 from tide_platform.config import Settings, dump_settings
 from tide_platform.control import cycle as domain
-from tide_platform.control.ledger import Cut, Ledger, Scan
+from tide_platform.control.ledger import Ledger
 from tide_platform.control.promotion import Verdict
+from tide_platform.control.records import Cut, Scan
 from tide_platform.control.states import State, WindowKey
 from tide_platform.serving.deploy import Deployed
 

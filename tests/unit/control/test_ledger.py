@@ -8,15 +8,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
-from tide_platform.control.ledger import (
-    Cut,
-    Ledger,
-    Scan,
-    StaleRun,
-    UnknownWindow,
-    WindowClosed,
-    WindowHeld,
-)
+from tide_platform.control.ledger import Ledger
+from tide_platform.control.records import Cut, Scan, StaleRun, UnknownWindow, WindowClosed, WindowHeld
 from tide_platform.control.states import FOLLOWS, State, WindowKey
 
 ATTEMPTS = 3

@@ -9,7 +9,8 @@ from tests.synthetic import STREAM, make_sample
 from tide_platform.config import Settings
 from tide_platform.control import dataset
 from tide_platform.control.dataset import read_past, read_window
-from tide_platform.control.ledger import Cut, Ledger, Scan
+from tide_platform.control.ledger import Ledger
+from tide_platform.control.records import Cut, Scan
 from tide_platform.control.states import WindowKey
 from tide_platform.control.windows import REFERENCE_TENANT
 from tide_platform.store.hidden_states import HiddenStates, open_store

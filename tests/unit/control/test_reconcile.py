@@ -48,6 +48,7 @@ class World:
         self.settings = Settings()
         self.settings.window.min_samples = 10
         self.settings.window.retry_s = 0
+        self.settings.window.policy = "all"
         self.ledger = Ledger(f"sqlite:///{folder}/ledger.db", clock=lambda: self.now)
         self.data, self.runs, self.tips = Data(), FakeRuns(), 0
 
@@ -150,6 +151,36 @@ def test_a_failing_window_ends_after_its_attempts_and_the_next_one_runs(world: W
     assert (record.state, requested(result)) == (State.FAILED, None)
     assert record.reason is not None and "out of memory" in record.reason
     assert requested(world.tick()) == ("demo/w00002", 1)
+
+
+def test_windows_that_land_faster_than_they_are_trained_are_merged(world: World):
+    world.settings.window.policy = "merge"
+    world.land(10)
+    run = world.runs.add(KEY, 1, "started", world.now) if world.tick().request else ""
+    world.ledger.claim(KEY, run, 1)
+    world.land(20)
+    result = world.tick()
+    assert [(str(record.key), record.state) for record in result.folded] == [("demo/w00002", State.MERGED)]
+    into = world.ledger.get(WindowKey("demo", "w00003"))
+    assert (into.samples, into.after_row, into.last_row) == (20, 9, 29)
+    assert world.ledger.get(WindowKey("demo", "w00002")).taken_by == "w00003"
+    world.land(10)
+    world.tick()
+    last = world.ledger.get(WindowKey("demo", "w00004"))
+    assert (last.samples, last.after_row, last.last_row) == (30, 9, 39)
+    world.runs.add(KEY, 1, "success", world.now)
+    assert world.ledger.get(KEY).state is State.RUNNING and world.ledger.get(KEY).samples == 10
+
+
+def test_the_newest_window_alone_is_trained_where_that_is_wanted(world: World):
+    world.settings.window.policy = "latest"
+    world.land(40)
+    result = world.tick()
+    assert requested(result) == ("demo/w00004", 1)
+    assert {record.state for record in result.folded} == {State.SUPERSEDED} and len(result.folded) == 3
+    assert "demo/w00001: superseded, w00004 is newer" in result.message
+    assert [entry.action for entry in world.ledger.audit("demo")] == ["superseded"] * 3
+    assert world.ledger.claim(KEY, "by hand").state is State.RUNNING, "a hand may train it all the same"
 
 
 def test_a_cancelled_run_is_not_started_again(world: World):

@@ -5,15 +5,17 @@ from control_fakes import Data, Row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tide_platform.control.ledger import Scan
+from tide_platform.control.records import Scan
 from tide_platform.control.states import BadWindowKey, WindowKey, window_name
 from tide_platform.control.windows import (
     MAX_CUTS,
     DatasetReplaced,
     NoReference,
+    Rule,
     cut,
     divide,
     halve,
+    retired,
 )
 
 
@@ -27,7 +29,7 @@ def test_each_sample_is_in_one_window_in_order(batches: list[list[str]], minimum
         data.rows += [Row(len(data.rows) + i, tenant) for i, tenant in enumerate(batch)]
         for _ in range(1 + len(batch) // minimum):  # more ticks than a backlog needs
             reads = data.reads
-            scan, new = cut("demo", scan, version, len(data.rows), data.after, minimum)
+            scan, new = cut("demo", scan, version, len(data.rows), data.after, Rule(minimum))
             assert data.reads <= reads + 1
             cuts += new
     samples = [row.row_id for row in data.rows if row.tenant != "reference"]
@@ -43,38 +45,59 @@ def test_each_sample_is_in_one_window_in_order(batches: list[list[str]], minimum
 def test_nothing_is_read_before_enough_rows_landed():
     data = Data()
     data.rows = [Row(i) for i in range(9)]
-    scan, cuts = cut("demo", Scan(), 1, 9, data.after, 10)
+    scan, cuts = cut("demo", Scan(), 1, 9, data.after, Rule(10))
     assert (scan, cuts, data.reads) == (Scan(), [], 0)
 
 
 def test_reference_rows_are_read_once_and_make_no_window():
     data = Data()
     data.rows = [Row(i, "reference") for i in range(50)]
-    scan, cuts = cut("demo", Scan(), 3, 50, data.after, 10)
+    scan, cuts = cut("demo", Scan(), 3, 50, data.after, Rule(10))
     assert (scan, cuts) == (Scan(3, 50, 49, 0), [])
-    assert cut("demo", scan, 3, 50, data.after, 10) == (scan, [])
+    assert cut("demo", scan, 3, 50, data.after, Rule(10)) == (scan, [])
     assert data.reads == 1
 
 
 def test_a_backlog_is_cut_over_several_ticks():
     data = Data()
     data.rows = [Row(i) for i in range(100)]
-    scan, cuts = cut("demo", Scan(), 1, 100, data.after, 10)
+    scan, cuts = cut("demo", Scan(), 1, 100, data.after, Rule(10))
     assert len(cuts) == MAX_CUTS
-    scan, cuts = cut("demo", scan, 1, 100, data.after, 10)
+    scan, cuts = cut("demo", scan, 1, 100, data.after, Rule(10))
     assert len(cuts) == 10 - MAX_CUTS and scan.pending == 0
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), max_size=80),
+    by_samples=st.integers(2, 9),
+    by_tokens=st.integers(1, 120),
+)
+def test_a_window_is_complete_by_samples_or_by_tokens(lengths: list[int], by_samples: int, by_tokens: int):
+    data, scan, cuts = Data(), Scan(), []
+    for version, length in enumerate(lengths, start=1):
+        data.rows.append(Row(len(data.rows), num_tokens=length))
+        scan, new = cut("demo", scan, version, len(data.rows), data.after, Rule(by_samples, by_tokens))
+        cuts += new
+    expected, part = [], []
+    for length in lengths:
+        part.append(length)
+        if len(part) >= by_samples or (len(part) >= 2 and sum(part) >= by_tokens):
+            expected.append((len(part), sum(part), "samples" if len(part) >= by_samples else "tokens"))
+            part = []
+    assert [(each.samples, each.tokens, each.rule["by"]) for each in cuts] == expected
+    assert scan.pending + len(data.rows) - scan.rows == len(part), "what waits is known"
 
 
 def test_expired_rows_do_not_stop_the_cutting():
     data = Data()
     data.rows = [Row(i) for i in range(50, 75)]  # rows 0..49 were in a window and have expired
-    scan, cuts = cut("demo", Scan(5, 50, 49, 0), 9, 25, data.after, 10)
+    scan, cuts = cut("demo", Scan(5, 50, 49, 0), 9, 25, data.after, Rule(10))
     assert [each.samples for each in cuts] == [10, 10] and scan.pending == 5
 
 
 def test_a_replaced_dataset_is_named():
     with pytest.raises(DatasetReplaced, match="version 2"):
-        cut("demo", Scan(5, 50, 49, 0), 2, 500, Data().after, 10)
+        cut("demo", Scan(5, 50, 49, 0), 2, 500, Data().after, Rule(10))
 
 
 @given(st.lists(st.integers(0, 30), min_size=2, max_size=60), st.floats(0.01, 0.99))
@@ -85,6 +108,13 @@ def test_both_sides_get_a_request_and_none_is_on_both(requests: list[int], share
     assert not {row.request_id for row in inside} & {row.request_id for row in outside}
     if len(set(requests)) >= 2:
         assert inside and outside
+
+
+def test_old_windows_are_retired_but_for_open_ones_and_other_deployments():
+    keys = [f"demo/{window_name(i)}" for i in range(1, 8)]
+    opened = {WindowKey("demo", window_name(2))}
+    assert retired("demo", [*keys, "other/w00001"], opened, 4) == ["demo/w00001", "demo/w00003"]
+    assert retired("demo", keys[:4], opened, 4) == []
 
 
 def test_the_share_is_about_what_was_asked_for():

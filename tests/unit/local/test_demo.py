@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tide_platform.config import Settings
-from tide_platform.control.ledger import Cut, Ledger, Scan
+from tide_platform.control.ledger import Ledger
+from tide_platform.control.records import Cut, Scan
 from tide_platform.local.demo import finish, plan
 from tide_platform.local.demo.clock import Clock, Pace, Phase
 from tide_platform.local.demo.finish import CycleFailed, NotServed, Outcome, conclude

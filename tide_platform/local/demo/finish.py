@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tide_platform.config import Settings
-from tide_platform.control.ledger import WindowRecord
+from tide_platform.control.records import WindowRecord
 from tide_platform.local.demo import plan, summary
 from tide_platform.local.demo.clock import Clock
 from tide_platform.local.demo.measure import Figures

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tide_platform.config import Settings
-from tide_platform.control.ledger import WindowRecord
+from tide_platform.control.records import WindowRecord
 from tide_platform.control.states import State
 from tide_platform.local import services
 from tide_platform.local.demo import plan

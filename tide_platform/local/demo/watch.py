@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from tide_platform.config import Settings
-from tide_platform.control.ledger import Ledger, WindowRecord
+from tide_platform.control.ledger import Ledger
+from tide_platform.control.records import WindowRecord
 from tide_platform.control.states import State
 from tide_platform.local.errors import StackError
 from tide_platform.local.graphql import Dagster, Run
