@@ -36,6 +36,7 @@ class Control:
             "status": self._status,
             "capture": self._set_capture,
             "reload": self._reload,
+            "requests": self._requests,
         }
         try:
             return operations[message["op"]](message)
@@ -76,6 +77,15 @@ class Control:
         live = not missing and self.capture_error is None
         state = {"live": live, "error": self.capture_error, "cost": self.rows.cost.status()}
         return state | capture.status()
+
+    def _requests(self, message: dict[str, Any]) -> dict[str, Any]:
+        live = self.rows.live
+        if live is None:
+            return {
+                "error": "this server counts no requests (no draft, or counting failed: see its log)",
+                "type": "NotCounted",
+            }
+        return live.since(message["after"])
 
     def _set_capture(self, message: dict[str, Any]) -> dict[str, Any]:
         capture = self.rows.capture

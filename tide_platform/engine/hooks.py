@@ -17,6 +17,7 @@ from tide_platform.config.engine import EngineConfig
 from tide_platform.engine import consent, routes
 from tide_platform.engine.capture import Capture, Origin
 from tide_platform.engine.control import Control
+from tide_platform.engine.live import Live
 from tide_platform.engine.metrics import Metrics
 from tide_platform.engine.policy import Budget, Policy
 from tide_platform.engine.reload import ServedDraft
@@ -85,9 +86,13 @@ class Hooks:
         self.staging: Staging | None = None  # on a GPU
         self._trusted = consent.networks(config.trusted_proxies)
 
+    def watches(self) -> bool:
+        """Whether finished requests are counted: where there is a draft."""
+        return self.config.draft_digest is not None
+
     def captures(self) -> bool:
-        """Whether the hooks on the worker are wanted at all."""
-        return self.config.draft_digest is not None and self.config.ring_path is not None
+        """Whether rows are captured at all."""
+        return self.watches() and self.config.ring_path is not None
 
     # ---- start ----
 
@@ -131,6 +136,8 @@ class Hooks:
             staged = StreamStager(capture, self.staging, self._failed) if self.staging else None
             self.rows.start(capture, staged)
             Metrics(capture, writer, self.rows.cost).start()
+        if self.watches() and self.sglang.writes(scheduler):
+            self.rows.watch(Live(str(config.draft_digest)))
         self.control = Control(config, version, rule, served, self.rows, self.missing)
 
     # ---- messages and requests ----

@@ -1,4 +1,5 @@
-"""The plugin's routes on SGLang's HTTP server: ``/tide/status``, ``/tide/reload_draft``, ``/tide/capture``.
+"""The plugin's routes on SGLang's HTTP server: ``/tide/status``, ``/tide/requests``,
+``/tide/reload_draft``, ``/tide/capture``.
 
 Each asks for the admin key, ``Authorization: Bearer …``, which the server has from ``TIDE_ADMIN_KEY``.
 """
@@ -105,11 +106,15 @@ def add(
         async with one_reload:
             return _answer(await _paused(scheduler, message) | {"ignored_tensors": checked.ignored})
 
+    async def requests(after: int = Query(0, ge=0)) -> JSONResponse:
+        return _answer(await scheduler.call({"op": "requests", "after": after}))
+
     if key:  # without one SGLang would answer a bare 403, check_key says how to set it
-        for route in (status, capture, reload_draft):
+        for route in (status, capture, reload_draft, requests):
             protect(route)
     guard = [Depends(admin)]
     app.add_api_route("/tide/status", status, methods=["GET"], dependencies=guard)
+    app.add_api_route("/tide/requests", requests, methods=["GET"], dependencies=guard)
     app.add_api_route("/tide/capture", capture, methods=["POST"], dependencies=guard)
     app.add_api_route("/tide/reload_draft", reload_draft, methods=["POST"], dependencies=guard)
 

@@ -11,6 +11,8 @@ import torch
 
 from tide_platform.engine.capture import Capture, Ending, OpenSample
 from tide_platform.engine.last_hidden import LastHidden
+from tide_platform.engine.live import MARK as LIVE
+from tide_platform.engine.live import Live
 from tide_platform.engine.policy import Request
 from tide_platform.engine.steps import (
     DirectStager,
@@ -81,6 +83,7 @@ class RowHooks:
         self.last_width, self.last = last_width, LastHidden()
         self.capture: Capture | None = None
         self.stager: Stager | None = None
+        self.live: Live | None = None  # where a draft is served, captured or not
         self.cost = Cost()
         self._prefill: _Prefill | None = None  # while its forward step runs
 
@@ -94,23 +97,31 @@ class RowHooks:
             self.capture.policy.enabled = False
             self.stager.run(self.capture.give_up, reason)
 
+    def watch(self, live: Live) -> None:
+        """Counts finished requests from now on."""
+        self.live = live
+
     def draft_changed(self, version: str) -> None:
         """Another draft is served from the next step on."""
+        if self.live is not None:
+            self.live.draft_changed(version)
         if self.capture is not None and self.stager is not None:
             self._guarded(self.stager.run, self.capture.draft_changed, version)
 
     # ---- a forward step ----
 
     def on_forward(self, original: Callable, worker: Any, batch: Any, *rest: Any, **named: Any) -> Any:
-        if self.capture is None:
-            return original(worker, batch, *rest, **named)
         wall, cpu = time.perf_counter(), time.thread_time()
+        reqs = list(batch.reqs or ())  # a step may take finished ones out
+        extends = batch.forward_mode.is_extend() or batch.is_extend_in_batch
+        self._observe(lambda live: live.prefill(reqs) if extends else None)
         try:
-            if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            if extends and self.capture is not None:
                 return self._extend(original, worker, batch, *rest, **named)
             return original(worker, batch, *rest, **named)
         finally:
             self.cost.add_round(time.perf_counter() - wall, time.thread_time() - cpu)
+            self._observe(lambda live: live.prefilled(reqs) if extends else live.decoded(len(reqs)))
 
     def _extend(self, original: Callable, worker: Any, batch: Any, *rest: Any, **named: Any) -> Any:
         # the draft's own prefill changes the batch, so what is needed of it is read before
@@ -166,17 +177,35 @@ class RowHooks:
 
     def on_output(self, original: Callable, streamer: Any, reqs: list[Any], *rest: Any, **named: Any) -> Any:
         for req in reqs:
-            if getattr(req, MARK, None) is not None and req.finished():
-                self._guarded(self._close, req, req.finished_reason.to_json()["type"])
+            if req.finished():
+                self._ended(req, req.finished_reason.to_json()["type"])
         return original(streamer, reqs, *rest, **named)
 
     def on_send(self, original: Callable, sender: Any, output: Any, req: Any = None) -> Any:
         """Those that are aborted while they wait, or are prefilled."""
-        if getattr(req, MARK, None) is not None and self.sglang.is_abort(output):
-            self._guarded(self._close, req, "abort")
+        if req is not None and self.sglang.is_abort(output):
+            self._ended(req, "abort")
         return original(sender, output, req)
 
+    def _ended(self, req: Any, reason: str) -> None:
+        if getattr(req, MARK, None) is not None:
+            self._guarded(self._close, req, reason)
+        if getattr(req, LIVE, None) is not None and not self.sglang.is_health_check(req):
+            tokens = len(req.output_ids_through_stop)
+            tenant = self.sglang.read_request(req).tenant
+            self._observe(lambda live: live.ended(req, tenant, tokens, reason))
+
     # ---- what the hooks do ----
+
+    def _observe(self, work: Callable[[Live], object]) -> None:
+        """What is watched must not end the server: a fault ends the watching, and the log says so."""
+        if self.live is None:
+            return
+        try:
+            work(self.live)
+        except Exception:  # see above
+            logger.exception("finished requests are not counted until the server is restarted")
+            self.live = None
 
     def _admit(self, batch: Any) -> "_Prefill | None":
         """The captured requests of a prefill batch; decides about those that come for the first time."""

@@ -47,19 +47,22 @@ def shared_targets(hooks: Hooks) -> Targets:
     }
     for source in ("disk", "distributed", "tensor", "ipc"):
         named[f"{UPDATER}update_weights_from_{source}"] = hooks.on_update
-    if hooks.captures():
-        chat = f"{SRT}entrypoints.openai.serving_chat.OpenAIServingChat."
-        worker = f"{SRT}speculative.eagle_worker_v2.EAGLEWorkerV2."
-        components = f"{MANAGERS}scheduler_components."
+    worker = f"{SRT}speculative.eagle_worker_v2.EAGLEWorkerV2."
+    components = f"{MANAGERS}scheduler_components."
+    if hooks.watches():
         named |= {
             f"{MANAGERS}tokenizer_manager.TokenizerManager.generate_request": hooks.on_generate,
-            f"{chat}_convert_to_internal_request": hooks.on_chat,
-            f"{SRT}speculative.eagle_utils.eagle_sample": hooks.rows.on_verify,
             f"{worker}forward_batch_generation": hooks.rows.on_forward,
-            f"{SRT}model_executor.model_runner.ModelRunner.alloc_memory_pool": hooks.on_memory_pool,
-            f"{SRT}model_executor.model_runner.ModelRunner.sample": hooks.rows.on_sample,
             f"{components}output_streamer.SchedulerOutputStreamer.stream_output": hooks.rows.on_output,
             f"{components}output_sender.SenderWrapper.send_output": hooks.rows.on_send,
+        }
+    if hooks.captures():
+        chat = f"{SRT}entrypoints.openai.serving_chat.OpenAIServingChat."
+        named |= {
+            f"{chat}_convert_to_internal_request": hooks.on_chat,
+            f"{SRT}speculative.eagle_utils.eagle_sample": hooks.rows.on_verify,
+            f"{SRT}model_executor.model_runner.ModelRunner.alloc_memory_pool": hooks.on_memory_pool,
+            f"{SRT}model_executor.model_runner.ModelRunner.sample": hooks.rows.on_sample,
         }
         if hooks.config.last_width:
             named[f"{SRT}layers.logits_processor.LogitsProcessor.forward"] = hooks.rows.last.on_logits

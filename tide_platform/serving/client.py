@@ -164,6 +164,12 @@ class SglangClient:
         """The plugin's own account: adapter, verify rule, digests, capture counters."""
         return self._request("GET", "/tide/status")
 
+    def requests(self, after: int = 0) -> dict[str, Any]:
+        """Requests that ended behind number ``after``: what :meth:`tide_platform.engine.live.Live.since`
+        tells of them.
+        """
+        return self._request("GET", "/tide/requests", params={"after": after})
+
     def reload_draft(self, path: Path, digest: str) -> dict[str, Any]:
         """Load the draft at ``path``, whose content must be ``digest``, into the running server."""
         return self._post(

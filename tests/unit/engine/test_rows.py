@@ -13,6 +13,7 @@ import torch
 from tide_platform.capture.record import SampleMeta
 from tide_platform.engine.capture import Capture, Origin
 from tide_platform.engine.last_hidden import NoLastHidden
+from tide_platform.engine.live import Live
 from tide_platform.engine.policy import Policy, Request
 from tide_platform.engine.rows import RowHooks
 
@@ -308,6 +309,60 @@ def test_aborts_close_samples_and_other_messages_do_not() -> None:
     assert server.ring.dropped == {"aborted": 1}  # it had no response yet
     assert server.ring.done["running"][0].flags == ("aborted",)
     assert server.capture.open == {}
+
+
+def test_finished_requests_are_counted_captured_or_not() -> None:
+    server = Server(default="deny")
+    server.hooks.watch(Live("d"))
+    wanted, other = Req("a", 3, train="allow", tenant="ann"), Req("b", 2)
+    health = Req("HEALTH_CHECK_1", 2)
+    server.prefill([wanted, other, health], [0, 0, 0], [3, 2, 2])
+    server.first_token(wanted, other, health)
+    server.decode([wanted, other, health], [3, 2, 2], [3, 1, 1])
+    server.hooks.draft_changed("e")
+    server.finish(wanted, health)
+    server.hooks.on_send(lambda *_: None, None, "abort", other)
+    assert server.hooks.live is not None
+    told = server.hooks.live.since(0)
+    assert [(one["tenant"], one["rounds"], one["tokens"], one["reason"]) for one in told["requests"]] == [
+        ("ann", 1, 4, "stop"),
+        ("default", 1, 2, "abort"),
+    ]
+    assert all(one["straddles"] for one in told["requests"]) and told["draft"] == "e"
+
+
+def test_they_are_counted_where_nothing_is_captured_at_all() -> None:
+    server = Server()
+    server.hooks.capture = None
+    server.hooks.watch(Live("d"))
+    req = Req("a", 3)
+    server.prefill([req], [0], [3], sampled=False)
+    server.first_token(req)
+    server.hooks.on_forward(
+        lambda *_: None,
+        None,
+        SimpleNamespace(
+            reqs=[req],
+            forward_mode=SimpleNamespace(is_extend=lambda: False, is_idle=lambda: False),
+            is_extend_in_batch=False,
+        ),
+    )
+    server.finish(req)
+    assert server.hooks.live is not None
+    told = server.hooks.live.since(0)
+    assert told["last"] == 1 and told["rounds_by_batch"] == {"1": 1}
+
+
+def test_a_fault_of_the_counting_ends_the_counting_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server()
+    server.hooks.watch(Live("d"))
+    monkeypatch.setattr(Live, "prefilled", lambda *_: 1 / 0)
+    req = Req("a", 3)
+    server.prefill([req], [0], [3])
+    server.first_token(req)
+    server.decode([req], [3], [2])
+    server.finish(req)
+    assert server.hooks.live is None and not server.errors and "a" in server.ring.done
 
 
 def test_a_fault_of_capture_is_reported_and_serving_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
