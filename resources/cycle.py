@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tide_platform.control.cycle import Trained, Turn
     from tide_platform.control.promotion import Verdict
     from tide_platform.control.reconcile import Tick
-    from tide_platform.serving.deploy import Deployed
+    from tide_platform.control.rollout import Deployed
 
 
 @cache

@@ -6,6 +6,7 @@ The SGLang server alone is stood in for: what it must do at a reload is tested o
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,9 @@ class FakeServer:
 
     def status(self) -> dict[str, Any]:
         return {"draft_digest": self.digest}
+
+    def requests(self, after: int = 0) -> dict[str, Any]:
+        return {"requests": [], "last": 0}
 
     def reload_draft(self, path: Path, digest: str) -> dict[str, Any]:
         assert draft_digest(path) == digest
@@ -105,8 +109,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 def server(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeServer]:
     assert settings.draft is not None
     server = FakeServer(draft_digest(settings.draft))
-    monkeypatch.setattr(champion, "connect", lambda _: server)
-    monkeypatch.setattr(cycle, "connect", lambda _: server)
+    monkeypatch.setattr(champion, "connect_all", lambda _: nullcontext([server]))
     monkeypatch.chdir(tmp_path)  # MLflow's artifacts
     yield server
 
@@ -119,8 +122,8 @@ def test_a_window_is_trained_judged_and_deployed(settings: Settings, server: Fak
     from tide_platform.registry.mlflow_registry import CHALLENGER, CHAMPION, DraftRegistry
 
     first = server.digest
-    assert champion.ensure_champion(settings).digest == first
     ledger = Ledger(settings.ledger.url)
+    assert champion.ensure_champion(settings, ledger).digest == first
     found = tick(settings, ledger, Dataset(settings), NoRuns())
     assert found.request is not None and found.request.samples == SAMPLES
     turn = cycle.Turn(settings, ledger, found.request.key, "run-1", 1)

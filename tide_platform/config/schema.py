@@ -176,6 +176,23 @@ class Gate(Section):
     reference_floor: float = Field(default=0.95, gt=0, le=1)
 
 
+class Rollout(Section):
+    """A new draft's way to the servers (see docs/control.md)."""
+
+    # base URLs of all servers of the deployment, the canary first; empty: the one that `serving` describes
+    servers: list[str] = []
+    # the canary is watched until so many of its requests have ended, or for so long
+    watch_requests: int = Field(default=200, ge=1)
+    watch_seconds: float = Field(default=60.0, ge=0)
+    idle_seconds: float = Field(default=10.0, ge=0)  # without a finished request: nothing to wait for
+    wave_share: float = Field(default=0.5, gt=0, le=1)  # of the other servers, at a time
+    # what counts as worse than the champion, and how sure that must be
+    confidence: float = Field(default=0.99, gt=0.5, lt=1)
+    max_loss: float = Field(default=0.05, ge=0, lt=1)  # of acceptance length
+    max_slowdown: float = Field(default=0.25, ge=0)  # of the time a token, median and 99th percentile
+    max_aborts: float = Field(default=0.05, ge=0, le=1)  # further share of requests that are aborted
+
+
 class Registry(Section):
     tracking_uri: str = "sqlite:///.tide/mlflow.db"
     experiment: str = "tide-drafts"
@@ -211,6 +228,7 @@ class Settings(Section):
     window: Window = Window()
     training: Training = Training()
     gate: Gate = Gate()
+    rollout: Rollout = Rollout()
     registry: Registry = Registry()
     ledger: Ledger = Ledger()
     stack: Stack = Stack()

@@ -2,29 +2,25 @@
 registry.
 """
 
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+
 from tide_platform.config import Settings, TideError, draft_digest
+from tide_platform.serving.client import ServerUnreachable
 from tide_platform.serving.drafts import resolve_draft, stage_draft
+from tide_platform.serving.fleet import connect_all, served_by, the_one
 
 if TYPE_CHECKING:
+    from tide_platform.control.ledger import Ledger
+    from tide_platform.control.rollout import Means
     from tide_platform.registry.mlflow_registry import DraftVersion
-    from tide_platform.serving.client import SglangClient
 
 SERVER_POLL_S = 2.0
-
-
-class NothingServed(TideError):
-    """The server runs without a draft."""
-
-    def __init__(self, url: str):
-        super().__init__(
-            f"{url} serves no draft, so there is no champion; start `tide serve` with serving.k above 0"
-        )
-        self.url = url
 
 
 class ChampionUnknown(TideError):
@@ -55,46 +51,52 @@ class Champion:
     version: "DraftVersion"
 
 
-def connect(settings: Settings) -> "SglangClient":
-    """A client of the deployment's server, with its admin key."""
-    from tide_platform.serving.admin import read_admin_key
-    from tide_platform.serving.client import SglangClient
-    from tide_platform.serving.launch import base_url
+@contextmanager
+def means(settings: Settings, ledger: "Ledger") -> Iterator["Means"]:
+    """The deployment's servers, registry and object store, for a rollout."""
+    from tide_platform.control.rollout import Means
+    from tide_platform.registry.mlflow_registry import CHAMPION, DraftRegistry
 
-    return SglangClient(base_url(settings), read_admin_key(settings))
+    registry = DraftRegistry(settings)
+
+    def promote(digest: str) -> None:
+        version = registry.version_of(digest)
+        assert version is not None, f"{digest} was registered before it could be deployed"
+        registry.point(CHAMPION, version)
+
+    with connect_all(settings) as servers:
+        yield Means(settings, ledger, servers, lambda digest: fetch_draft(settings, digest), promote)
 
 
 def served_digest(settings: Settings) -> str:
-    """Digest of the served draft. Raises :class:`NothingServed` or
-    :class:`ServerUnreachable`.
+    """Digest of the draft that all servers serve. Raises :class:`NothingServed`, :class:`ServersDisagree`
+    or :class:`ServerUnreachable`.
 
     A server that is just starting again is waited for, as long as it may take to start.
     """
-    from tide_platform.serving.client import ServerUnreachable
-
-    end = time.monotonic() + settings.serving.ready_timeout_s
-    with connect(settings) as client:
-        while True:
-            try:
-                digest = client.status()["draft_digest"]
-            except ServerUnreachable:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(SERVER_POLL_S)
-                continue
-            if not digest:
-                raise NothingServed(client.base_url)
-            return digest
+    patient = retry(
+        retry=retry_if_exception_type(ServerUnreachable),
+        stop=stop_after_delay(settings.serving.ready_timeout_s),
+        wait=wait_fixed(SERVER_POLL_S),
+        reraise=True,
+    )
+    with connect_all(settings) as servers:
+        return the_one(served_by(servers, patient(lambda server: server.status())))
 
 
-def ensure_champion(settings: Settings) -> Champion:
+def ensure_champion(settings: Settings, ledger: "Ledger") -> Champion:
     """The served draft as champion: stored and registered if it is new, and the alias points to it.
 
-    The first call registers the draft that the deployment began with. Later ones mend what a dead deployment
-    left: an alias that lags behind the server. Raises :class:`NothingServed`, :class:`ChampionUnknown`.
+    What a dead rollout left is settled first. The first call registers the draft that the deployment began
+    with. Raises :class:`NothingServed`, :class:`ServersDisagree`, :class:`ChampionUnknown`, and what
+    :func:`tide_platform.control.rollout.settle` does.
     """
+    from tide_platform.control.rollout import settle
     from tide_platform.registry.mlflow_registry import CHAMPION, DraftRegistry
 
+    if ledger.rollouts.unfinished(settings.deployment) is not None:
+        with means(settings, ledger) as given:
+            settle(given)
     registry = DraftRegistry(settings)
     digest = served_digest(settings)
     version = registry.version_of(digest)

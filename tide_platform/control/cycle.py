@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tide_platform.config import Settings
-from tide_platform.control.champion import connect, ensure_champion, fetch_draft, served_digest, store_draft
+from tide_platform.control.audit import by_run
+from tide_platform.control.champion import ensure_champion, fetch_draft, means, served_digest, store_draft
 from tide_platform.control.dataset import PastData, WindowData, read_past, read_window
 from tide_platform.control.hold import Hold, hold
 from tide_platform.control.ledger import Ledger
 from tide_platform.control.progress import LiveMetrics
 from tide_platform.control.promotion import Verdict
 from tide_platform.control.records import WindowRecord
+from tide_platform.control.rollout import Deployed, NotJudged, roll_out
+from tide_platform.control.rollouts import Order
 from tide_platform.control.states import NotTrained, State, WindowKey
-from tide_platform.serving.deploy import Deployed, deploy
 
 
 class TrainCommand(Protocol):
@@ -82,7 +84,7 @@ def train_window(turn: Turn, command: TrainCommand) -> Trained:
         record = held.record
         if record.state is not State.RUNNING:
             return _already_trained(registry, record)
-        champion = ensure_champion(turn.settings)
+        champion = ensure_champion(turn.settings, turn.ledger)
         data = read_window(turn.settings, record)
         past = read_past(turn.settings, turn.ledger, record, data)
         counts = {name: len(ids) for name, ids in vars(data.division).items()} | {"past": len(past.train)}
@@ -128,14 +130,14 @@ def judge_window(turn: Turn) -> Verdict:
 
     with turn.hold() as held:
         challenger = _challenger(held.record)
-        served = served_digest(turn.settings)
+        champion = ensure_champion(turn.settings, turn.ledger)
+        served = champion.digest
         known = [Verdict.from_json(each.evidence) for each in turn.ledger.verdicts_of(turn.key)]
         for verdict in reversed(known):
             passed = verdict.passed and verdict.challenger == challenger
             # served already: a dead run had reloaded it, on the strength of this verdict
             if (passed and challenger == served) or (passed and verdict.champion == served):
                 return verdict
-        champion = ensure_champion(turn.settings)
         earlier = sum(verdict.challenger == challenger for verdict in known)
         drafts = champion.folder, fetch_draft(turn.settings, challenger)
         verdict = judge(turn.settings, held.record, *drafts, earlier=earlier)
@@ -157,35 +159,30 @@ def judge_window(turn: Turn) -> Verdict:
 
 
 def deploy_window(turn: Turn) -> Deployed:
-    """Serve the window's challenger, behind the fence of :mod:`tide_platform.serving.deploy`."""
-    from tide_platform.registry.mlflow_registry import CHAMPION, DraftRegistry
+    """Serve the window's challenger on all servers, by :func:`tide_platform.control.rollout.roll_out`.
 
-    settings, ledger = turn.settings, turn.ledger
-    registry = DraftRegistry(settings)
-    with turn.hold() as held, connect(settings) as client:
+    Raises what it raises, :class:`Frozen`, :class:`Barred`, :class:`NotJudged`, and the ledger's errors.
+    """
+    deployment = turn.key.deployment
+    with turn.hold() as held, means(turn.settings, turn.ledger) as given:
         challenger = _challenger(held.record)
-        served_digest(settings)  # waits for a server that is just starting again
+        served_digest(turn.settings)  # waits for a server that is just starting again
 
-        def passed_against(champion: str) -> bool:
-            verdict = ledger.verdict(turn.key.deployment, challenger, champion)
-            return verdict is not None and verdict.passed
+        def fence(champion: str) -> None:
+            held.check()
+            turn.ledger.guard.check(deployment, challenger)
+            verdict = turn.ledger.verdict(deployment, challenger, champion)
+            if champion != challenger and (verdict is None or not verdict.passed):
+                raise NotJudged(challenger, champion)
 
-        def promote(digest: str) -> None:
-            version = registry.version_of(digest)
-            assert version is not None, f"{digest} was registered when it was trained"
-            registry.point(CHAMPION, version)
-
-        deployed = deploy(
-            settings,
+        order = Order(
             challenger,
-            server=client,
-            passed_against=passed_against,
-            fetch=lambda digest: fetch_draft(settings, digest),
-            promote=promote,
-            still_wanted=held.check,
+            by_run(turn.run_id),
+            held.record.reason or "the gate passed",
+            window=turn.key.window,
+            run_id=turn.run_id,
         )
-        ledger.deployed(turn.key, turn.run_id, previous=deployed.previous, evidence=deployed.to_json())
-        return deployed
+        return roll_out(given, order, fence=fence)
 
 
 @dataclass(frozen=True)

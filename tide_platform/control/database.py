@@ -6,6 +6,8 @@ a minute.
 """
 
 import contextlib
+import hashlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,14 @@ class LedgerTooNew(TideError):
         self.url, self.found = _shown(url), found
 
 
+class LedgerLocked(TideError):
+    """Another process holds a lock of the ledger's."""
+
+    def __init__(self, name: str, waited_s: float):
+        super().__init__(f"{name} was locked for {waited_s:.0f} s by another process; try again after it")
+        self.name = name
+
+
 class Database:
     """Reading and writing transactions. Opening brings the tables to this version's revision.
 
@@ -70,6 +80,26 @@ class Database:
         """A transaction that waits for nobody."""
         with self._reading.begin() as connection:
             yield connection
+
+    @contextlib.contextmanager
+    def lock(self, name: str, wait_s: float) -> Iterator[None]:
+        """A lock that goes with this process, between machines that share the database. Nothing on SQLite,
+        whose users share a machine and lock a file. Raises :class:`LedgerLocked`.
+        """
+        if self._engine.dialect.name == "sqlite":
+            yield
+            return
+        number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
+        with self._reading.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            end = time.monotonic() + wait_s
+            while not connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({number})").scalar():
+                if time.monotonic() > end:
+                    raise LedgerLocked(name, wait_s)
+                time.sleep(0.2)
+            try:
+                yield
+            finally:
+                connection.exec_driver_sql(f"SELECT pg_advisory_unlock({number})")
 
     def _to_head(self) -> None:
         with self.read() as connection:

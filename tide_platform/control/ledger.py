@@ -7,6 +7,7 @@ one gets :class:`WindowHeld` or :class:`StaleRun` and must stop.
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any
 
@@ -26,6 +27,7 @@ from tide_platform.control.records import (
     WindowHeld,
     WindowRecord,
 )
+from tide_platform.control.rollouts import Rollout, Rollouts
 from tide_platform.control.states import FOLLOWS, OPEN, REOPENS, State, WindowKey, window_name
 
 _W = tables.windows
@@ -41,9 +43,14 @@ class Ledger:
         self._database = Database(url)
         self._clock = clock
         self.guard = Guard(self._database, clock)
+        self.rollouts = Rollouts(self._database, clock)
 
     def close(self) -> None:
         self._database.close()
+
+    def lock(self, name: str, wait_s: float) -> AbstractContextManager[None]:
+        """See :meth:`Database.lock`."""
+        return self._database.lock(name, wait_s)
 
     # --- cutting
 
@@ -200,27 +207,16 @@ class Ledger:
                 self._move(db, row, State.REJECTED, reason=reason, holder=None)
                 self._note(db, key, audit.by_run(run_id), Action.REJECTED, reason, digest=row.challenger)
 
-    def deployed(
-        self, key: WindowKey, run_id: str, *, previous: str | None, evidence: dict[str, Any]
-    ) -> None:
-        """The challenger is served and the alias moved. Raises :class:`StaleRun`."""
+    def rollout_served(self, rollout: Rollout, evidence: dict[str, Any]) -> None:
+        """All servers serve the rollout's draft, and the alias points to it: its window, where it has one, is
+        deployed, whoever holds it.
+        """
         with self._database.write() as db:
-            row = _held(db, key, run_id, {State.GATED})
-            db.execute(
-                insert(tables.deployments).values(
-                    deployment=key.deployment,
-                    window=key.window,
-                    run_id=run_id,
-                    previous=previous,
-                    served=row.challenger,
-                    evidence=evidence,
-                    deployed_at=self._clock(),
-                )
-            )
-            self._move(db, row, State.DEPLOYED, holder=None)
-            reason = f"in place of {previous}" if previous else "a dead run had reloaded it already"
-            actor = audit.by_run(run_id)
-            self._note(db, key, actor, Action.DEPLOYED, reason, digest=row.challenger, detail=evidence)
+            self.rollouts.served(db, rollout, evidence)
+            if rollout.window is not None:
+                row = _get(db, WindowKey(rollout.deployment, rollout.window))
+                if row.state is not State.DEPLOYED:
+                    self._move(db, row, State.DEPLOYED, holder=None)
 
     # --- the sensor's transitions
 

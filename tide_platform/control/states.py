@@ -37,7 +37,8 @@ FOLLOWS: dict[State, frozenset[State]] = {
     State.RUNNING: frozenset({State.TRAINED, State.OWED, State.FAILED}),
     State.TRAINED: frozenset({State.GATED, State.REJECTED, State.FAILED}),
     State.GATED: frozenset({State.GATED, State.DEPLOYED, State.REJECTED, State.FAILED}),
-    State.FAILED: frozenset({State.RUNNING, State.TRAINED, State.GATED}),
+    # deployed: its rollout was finished after its attempts had run out
+    State.FAILED: frozenset({State.RUNNING, State.TRAINED, State.GATED, State.DEPLOYED}),
     State.REJECTED: frozenset({State.RUNNING}),
     State.DEPLOYED: frozenset(),
     State.SUPERSEDED: frozenset({State.RUNNING}),

@@ -15,7 +15,7 @@ from sqlalchemy import (
     Table,
 )
 
-HEAD = "0002"  # revision of these tables
+HEAD = "0003"  # revision of these tables
 VERSION_TABLE = "alembic_version"
 
 metadata = MetaData()
@@ -84,12 +84,38 @@ deployments = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("deployment", String, nullable=False),
-    Column("window", String, nullable=False),
-    Column("run_id", String, nullable=False),
+    Column("window", String),  # none where a hand, or a rollback, served another draft
+    Column("run_id", String),
     Column("previous", String),  # the draft served before; none known where a dead run had reloaded already
     Column("served", String, nullable=False),
     Column("evidence", JSON, nullable=False),
     Column("deployed_at", Float, nullable=False),
+)
+
+# a draft on its way to the servers; one that is unfinished is finished or undone before another begins
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("deployment", String, nullable=False),
+    Column("window", String),
+    Column("run_id", String),
+    Column("actor", String, nullable=False),
+    Column("reason", String, nullable=False),
+    Column("challenger", String, nullable=False),
+    Column("previous", String, nullable=False),  # the draft that all servers served
+    Column("servers", JSON, nullable=False),  # base URLs, the canary first
+    Column("step", String, nullable=False),  # control.states.Step
+    Column("evidence", JSON, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+)
+Index(
+    "one_rollout_at_a_time",
+    rollouts.c.deployment,
+    unique=True,
+    sqlite_where=rollouts.c.step.not_in(["served", "undone"]),
+    postgresql_where=rollouts.c.step.not_in(["served", "undone"]),
 )
 
 # who did what to which draft or window, and why; rows are only ever added (triggers refuse all else)

@@ -112,3 +112,27 @@ def _rounds_a_root(
             arrived[each.request_id] = min(first, each.captured_at)
     order = sorted((r for r in sums if sums[r][2]), key=lambda request: (arrived[request], request))
     return np.array([sums[r][:2] / sums[r][2] for r in order]).reshape(-1, 2).T
+
+
+def mean_bounds(values_N: np.ndarray, low: float, high: float, confidence: float) -> tuple[float, float]:
+    """Bounds of the mean of values in [``low``, ``high``] that hold at all times at once, each one-sided at
+    ``confidence``: the confidence sequence of the same bets (Waudby-Smith & Ramdas 2023, theorem 3).
+
+    Without a value all means are possible.
+    """
+    if not len(values_N):
+        return low, high
+    x_N = np.clip((np.asarray(values_N, float) - low) / (high - low), 0.0, 1.0)
+    means_G = np.linspace(0, 1, _GRID + 1)[1:-1]
+    limit = -np.log(1 - confidence)
+    shares_S = SHARES[:, None, None]
+
+    def last_capital(gain_GN: np.ndarray, worst_G: np.ndarray) -> np.ndarray:
+        log_SGN = np.log1p(np.maximum(shares_S * gain_GN / worst_G[:, None], -1 + 1e-12))
+        return np.logaddexp.reduce(log_SGN.cumsum(-1), axis=0).max(-1) - np.log(len(SHARES))
+
+    above_G = last_capital(x_N[None] - means_G[:, None], means_G) >= limit  # the mean is above these
+    below_G = last_capital(means_G[:, None] - x_N[None], 1 - means_G) >= limit
+    lower = means_G[above_G].max(initial=0.0)
+    upper = means_G[below_G].min(initial=1.0)
+    return low + float(lower) * (high - low), low + float(upper) * (high - low)

@@ -13,8 +13,9 @@ from tide_platform.control import cycle as domain
 from tide_platform.control.ledger import Ledger
 from tide_platform.control.promotion import Verdict
 from tide_platform.control.records import Cut, Scan
+from tide_platform.control.rollout import Deployed
+from tide_platform.control.rollouts import Order
 from tide_platform.control.states import State, WindowKey
-from tide_platform.serving.deploy import Deployed
 
 KEY = WindowKey("demo", "w00001")
 
@@ -57,7 +58,9 @@ class World:
         with turn.hold():
             self._step("deploy")
             deployed = Deployed("new", "old", 0.1, "w", 0.2)
-            turn.ledger.deployed(turn.key, turn.run_id, previous="old", evidence=deployed.to_json())
+            order = Order("new", "a test", "it was said so", window=turn.key.window, run_id=turn.run_id)
+            rollout = turn.ledger.rollouts.begin(turn.key.deployment, order, "old", ["http://server"])
+            turn.ledger.rollout_served(rollout, deployed.to_json())
             return deployed
 
     def _step(self, name: str) -> None:

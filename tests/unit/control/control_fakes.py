@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+from tide_platform.control.ledger import Ledger
+from tide_platform.control.rollouts import Order
+from tide_platform.control.states import WindowKey
+
 
 @dataclass(frozen=True)
 class Row:
@@ -13,6 +17,13 @@ class Row:
     @property
     def sample_id(self) -> str:
         return f"s{self.row_id}"
+
+
+def serve(ledger: Ledger, key: WindowKey, run_id: str, challenger: str = "new", previous: str = "old"):
+    """A rollout of the window's challenger, all done."""
+    order = Order(challenger, f"run {run_id}", "better", window=key.window, run_id=run_id)
+    rollout = ledger.rollouts.begin(key.deployment, order, previous, ["http://server"])
+    ledger.rollout_served(rollout, {})
 
 
 class Data:

@@ -4,6 +4,7 @@ import multiprocessing
 from pathlib import Path
 
 import pytest
+from control_fakes import serve
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
@@ -42,7 +43,7 @@ def test_a_window_goes_from_owed_to_deployed(ledger: Ledger):
     train(ledger, KEY, "run-1", 1)
     ledger.judged(KEY, "run-1", champion="old", passed=True, evidence={"k": 2}, reason="better")
     assert ledger.get(KEY).state is State.GATED
-    ledger.deployed(KEY, "run-1", previous="old", evidence={})
+    serve(ledger, KEY, "run-1")
     record = ledger.get(KEY)
     assert (record.state, record.holder, record.run_id) == (State.DEPLOYED, None, "run-1")
     verdict = ledger.verdict("demo", "new", "old")
@@ -191,8 +192,10 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.ledger.trained(KEY, run[0], challenger="new", parent="old", mlflow_run="m")
             elif step == "judged":
                 self.ledger.judged(KEY, run[0], champion="old", passed=passed, evidence={}, reason="")
+            elif before.state is State.GATED and before.holder == run[0]:
+                serve(self.ledger, KEY, run[0])
             else:
-                self.ledger.deployed(KEY, run[0], previous="old", evidence={})
+                return
         except StaleRun:
             assert self.ledger.get(KEY) == before
         else:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from control_fakes import Data, Row
+from control_fakes import Data, Row, serve
 
 from tide_platform.config import Settings
 from tide_platform.control.ledger import Ledger
@@ -214,7 +214,7 @@ def test_one_window_after_the_other(world: World):
     world.ledger.trained(KEY, run, challenger="new", parent="old", mlflow_run="m")
     world.ledger.judged(KEY, run, champion="old", passed=True, evidence={}, reason="better")
     assert requested(world.tick()) is None
-    world.ledger.deployed(KEY, run, previous="old", evidence={})
+    serve(world.ledger, KEY, run)
     assert requested(world.tick()) == ("demo/w00002", 1)
 
 

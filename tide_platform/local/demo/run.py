@@ -29,7 +29,7 @@ from tide_platform.local.graphql import Dagster
 from tide_platform.local.ready import dagster_url, server_url
 from tide_platform.local.stack import Stack
 from tide_platform.serving.client import SglangClient
-from tide_platform.serving.deploy import deployment_lock
+from tide_platform.serving.deployment_lock import deployment_lock
 from tide_platform.serving.target import prepare_target, resolve_target
 from tide_platform.serving.workloads import HELD_OUT, TRAFFIC, Prompt, load_workload
 
