@@ -16,9 +16,13 @@ import pytest
 
 from tide_platform.capture.record import Sample, StreamMeta
 from tide_platform.config import Settings, draft_digest, target_digest
-from tide_platform.control import champion, cycle
+from tide_platform.control import champion, cycle, overview
+from tide_platform.control.audit import Action
 from tide_platform.control.dataset import Dataset
+from tide_platform.control.guard import Barred
+from tide_platform.control.hands import DraftUnknown, NothingBefore, promote, roll_back
 from tide_platform.control.ledger import Ledger
+from tide_platform.control.overview import look
 from tide_platform.control.reconcile import RunView, tick
 from tide_platform.control.states import State
 from tide_platform.control.trainer_process import run_trainer
@@ -44,7 +48,7 @@ class FakeServer:
     def __exit__(self, *_: object) -> None: ...
 
     def status(self) -> dict[str, Any]:
-        return {"draft_digest": self.digest}
+        return {"draft_digest": self.digest, "capture": {"enabled": True}}
 
     def requests(self, after: int = 0) -> dict[str, Any]:
         return {"requests": [], "last": 0}
@@ -109,9 +113,41 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 def server(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeServer]:
     assert settings.draft is not None
     server = FakeServer(draft_digest(settings.draft))
-    monkeypatch.setattr(champion, "connect_all", lambda _: nullcontext([server]))
+    for module in (champion, overview):
+        monkeypatch.setattr(module, "connect_all", lambda _: nullcontext([server]))
+    settings.rollout.idle_seconds = 0
     monkeypatch.chdir(tmp_path)  # MLflow's artifacts
     yield server
+
+
+def _taken_back_and_served_again(
+    settings: Settings, ledger: Ledger, server: FakeServer, first: str, second: str
+) -> None:
+    """`tide rollback`, `tide promote` and `tide status`, as their commands call them."""
+    done = roll_back(settings, ledger, "ann@host", "it felt slow")
+    assert (done.served, done.previous, server.digest) == (first, second, first)
+    with pytest.raises(Barred, match=f"tide promote {second} --unbar"):
+        promote(settings, ledger, second[:8], "ann@host", "again")
+    with pytest.raises(NothingBefore):
+        roll_back(settings, ledger, "ann@host", "further")
+    with pytest.raises(DraftUnknown, match=first):
+        promote(settings, ledger, "zzz", "ann@host", "no such draft")
+    ledger.guard.freeze("demo", "ann@host", "release day")
+    promote(settings, ledger, second[:8], "ann@host", "it was not that", unbar=True)
+    seen = look(settings, ledger)
+    assert seen.champion == server.digest == second and seen.agreed
+    assert seen.windows == {"deployed": 1} and seen.frozen is not None
+    (verdict,) = seen.verdicts
+    assert verdict.on_window is not None
+    assert seen.at_promotion == verdict.on_window.challenger.acceptance_length
+    assert [entry.action for entry in ledger.audit("demo")] == [
+        Action.DEPLOYED,
+        Action.BARRED,
+        Action.ROLLED_BACK,
+        Action.FROZEN,
+        Action.UNBARRED,
+        Action.PROMOTED,
+    ]
 
 
 def train(job: Path, on_step: Any, stop: Any) -> None:
@@ -148,6 +184,8 @@ def test_a_window_is_trained_judged_and_deployed(settings: Settings, server: Fak
     assert registry.alias(CHAMPION) == registry.version_of(trained.challenger)
     status = cycle.status(settings)
     assert [(each.state, each.verdict) for each in status] == [(State.DEPLOYED, verdict)]
+    _taken_back_and_served_again(settings, ledger, server, first, trained.challenger)
+    assert registry.alias(CHAMPION) == registry.version_of(trained.challenger)
     provenance = json.loads((settings.drafts_folder / trained.challenger / "tide.json").read_text())
     assert provenance["window"] == "demo/w00001"
     ledger.close()

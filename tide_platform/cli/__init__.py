@@ -13,7 +13,10 @@ app = typer.Typer(
 
 # module of tide_platform.cli -> its `app` (a group) or `command` (one command)
 GROUPS = ("target", "workload", "draft", "data", "samples", "config", "bench")
-COMMANDS = ("serve", "capture", "traffic", "ingest", "maintain", "train", "gate", "doctor", "demo", "stack")
+COMMANDS = (
+    *("serve", "capture", "traffic", "ingest", "maintain", "train", "gate", "doctor", "demo", "stack"),
+    *("status", "promote", "rollback", "freeze", "audit"),
+)
 
 
 def _assemble() -> None:

@@ -6,8 +6,8 @@ one gets :class:`WindowHeld` or :class:`StaleRun` and must stop.
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -117,6 +117,13 @@ class Ledger:
             return [
                 _verdict_record(row) for row in db.execute(select(table).where(*where).order_by(table.c.id))
             ]
+
+    def last_verdicts(self, deployment: str, most: int) -> list[VerdictRecord]:
+        """The deployment's newest verdicts, oldest first."""
+        table = tables.verdicts
+        query = select(table).where(table.c.deployment == deployment).order_by(table.c.id.desc())
+        with self._database.read() as db:
+            return [_verdict_record(row) for row in db.execute(query.limit(most))][::-1]
 
     def deployments(self, deployment: str) -> list[dict[str, Any]]:
         """The deployment's history, oldest first: columns of ``tables.deployments``."""
@@ -293,6 +300,16 @@ class Ledger:
         if db.execute(update(_W).where(same).values(**values)).rowcount != 1:
             raise StaleRun(row.key, row.holder or "?", "another process moved it")
         return _get(db, row.key)
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Ledger]:
+    """A ledger for a command."""
+    ledger = Ledger(url)
+    try:
+        yield ledger
+    finally:
+        ledger.close()
 
 
 def _same(key: WindowKey) -> ColumnElement[bool]:

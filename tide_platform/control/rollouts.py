@@ -36,8 +36,8 @@ class RolloutUnfinished(TideError):
 
     def __init__(self, deployment: str, challenger: str, step: Step):
         super().__init__(
-            f"{deployment}: the rollout of draft {challenger} is unfinished ({step}); it is settled first: "
-            "`tide promote --settle`, or wait for the sensor"
+            f"{deployment}: the rollout of draft {challenger} is unfinished ({step}); the next one finishes "
+            "or undoes it"
         )
         self.deployment, self.challenger, self.step = deployment, challenger, step
 

@@ -193,6 +193,11 @@ class DraftRegistry:
         found = self._client.search_model_versions(f"name = '{self.model}' and tags.digest = '{digest}'")
         return _draft_version(found[0]) if found else None
 
+    def digests(self) -> list[str]:
+        """Of all registered versions, oldest first."""
+        found = self._client.search_model_versions(f"name = '{self.model}'")
+        return [one.tags["digest"] for one in sorted(found, key=lambda one: int(one.version))]
+
     def alias(self, alias: str) -> DraftVersion | None:
         """The version that an alias points to."""
         try:
