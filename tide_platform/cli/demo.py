@@ -8,7 +8,7 @@ import typer
 
 def command(
     workload: Annotated[str, typer.Option(help="maths, code, or a JSONL file of prompts")] = "maths",
-    samples: Annotated[int, typer.Option(min=16, help="prompts of traffic; one window")] = 150,
+    samples: Annotated[int, typer.Option(min=16, help="prompts of traffic; one window")] = 200,
     k: Annotated[
         int | None, typer.Option(min=1, max=16, help="speculative steps (setting: serving.k)")
     ] = None,

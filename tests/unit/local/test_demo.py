@@ -44,7 +44,7 @@ def test_all_samples_are_sent_and_levels_last_alike() -> None:
 
 
 def test_the_plan_fits_into_the_limit() -> None:
-    phases = plan.phases(plan.Options("maths", 150))
+    phases = plan.phases(plan.Options("maths", 200))
     assert sum(phase.expected_s for phase in phases) < plan.LIMIT_S
     assert plan.HEADLINE.prompts >= 32 and plan.GENERAL_LOAD.prompts >= 24
 

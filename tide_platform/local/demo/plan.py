@@ -8,7 +8,7 @@ from tide_platform.local.demo.measure import Load
 LIMIT_S = 20 * 60.0  # all phases together
 NEW_TOKENS = 96
 GENERAL_PROMPTS = 24
-REFERENCE_SAMPLES, REFERENCE_CONCURRENCY = 160, 16
+REFERENCE_SAMPLES, REFERENCE_CONCURRENCY = 240, 16
 TRAFFIC_LEVELS = (4, 8, 16)
 HEADLINE = Load(concurrency=8, prompts=32, new_tokens=NEW_TOKENS, required=True)
 # the figures at other levels are for the plot: left out when time runs short
