@@ -129,6 +129,45 @@ def test_a_running_request_goes_on(
     speculative.reload(stage(draft, speculative.drafts))
 
 
+def test_finished_requests_are_told_with_the_draft_that_served_them(
+    speculative: EngineServer, prompts: list[list[int]], target: Path, draft: Path, tmp_path: Path
+) -> None:
+    """Captured, denied and straddling ones; a health check is none of them."""
+
+    def told(after: int) -> dict[str, Any]:
+        return speculative.call("GET", f"/tide/requests?after={after}")
+
+    other = stage(random_draft(target, tmp_path / "random", seed=2), speculative.drafts)
+    before = told(0)["last"]
+    deny = {"max_new_tokens": 12, "custom_params": {"tide": {"train": "deny", "tenant": "ann"}}}
+    with speculative.client() as client:
+        assert client.get("/health_generate").status_code == 200
+    replies = speculative.generate(prompts[:2], [{"max_new_tokens": 12}, deny], ["told_a", "told_b"])
+    running = threading.Thread(
+        target=lambda: speculative.generate_one(prompts[7], "told_c", max_new_tokens=90, ignore_eos=True)
+    )
+    running.start()
+    time.sleep(1.0)
+    speculative.reload(other)
+    running.join(120)
+    speculative.generate_one(prompts[6], "told_d", max_new_tokens=12)
+    answer = told(before)
+    found = answer["requests"]
+    assert [(one["tenant"], one["straddles"]) for one in sorted(found, key=lambda one: one["number"])] in (
+        [("default", False), ("ann", False), ("default", True), ("default", False)],
+        [("ann", False), ("default", False), ("default", True), ("default", False)],
+    )
+    by_tenant = {one["tenant"]: one for one in found[:2]}
+    for tenant, reply in zip(("default", "ann"), replies, strict=True):
+        meta, one = reply["meta_info"], by_tenant[tenant]
+        assert one["tokens"] == meta["completion_tokens"] and one["prompt_tokens"] == meta["prompt_tokens"]
+        assert (one["rounds"], one["accepted"]) == (meta["spec_verify_ct"], meta["spec_num_correct_drafts"])
+        assert one["token_ms"] > 0 and one["draft"] == draft_digest(draft)
+    assert found[3]["draft"] == answer["draft"] == draft_digest(other)
+    assert answer["missed"] == 0 and not answer["restarted"] and set(answer["rounds_by_batch"]) == {"1"}
+    speculative.reload(stage(draft, speculative.drafts))
+
+
 def test_the_model_path_stays_the_targets(speculative: EngineServer, target: Path) -> None:
     info = speculative.call("GET", "/model_info")
     assert Path(info["model_path"]) == target.resolve()
@@ -180,6 +219,7 @@ def test_the_target_cannot_be_updated(speculative: EngineServer, draft: Path) ->
     ("method", "path", "body"),
     [
         ("GET", "/tide/status", None),
+        ("GET", "/tide/requests", None),
         ("POST", "/tide/capture", {"enabled": False}),
         ("POST", "/tide/reload_draft", {"path": "/", "digest": "x"}),
         ("POST", "/update_weights_from_disk", {"model_path": "/"}),
