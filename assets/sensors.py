@@ -41,8 +41,8 @@ def enough_hidden_states(interval_s: int) -> dg.SensorDefinition:
             run_requests=requests or None,
             skip_reason=None if requests else tick.message,
             dynamic_partitions_requests=[
-                windows.build_add_request(shown),
-                windows.build_delete_request(cycle.retired(known)),
+                *([windows.build_add_request(shown)] if shown else []),
+                *([windows.build_delete_request(retired)] if (retired := cycle.retired(known)) else []),
             ],
             asset_events=events,
         )

@@ -141,9 +141,9 @@ class Training(Section):
     unroll_steps: int = Field(default=3, ge=1, le=8)  # draft steps the objective unrolls (design: K)
     # what the draft learns from: captured top-K, or the captured last hidden state through the target's head
     teacher: Literal["topk", "last_hidden"] = "topk"
-    epochs: int = Field(default=6, ge=1)
+    epochs: int = Field(default=4, ge=1)
     batch_size: int = Field(default=8, ge=1)  # samples an optimizer step
-    learning_rate: float = Field(default=6e-4, gt=0)
+    learning_rate: float = Field(default=3e-4, gt=0)
     lr_schedule: Literal["cosine", "constant"] = "cosine"  # after the warm-up
     warmup_ratio: float = Field(default=0.05, ge=0, lt=1)  # of the steps
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)  # where the cosine ends, of learning_rate

@@ -189,3 +189,18 @@ def test_a_late_worker_does_nothing(world: World):
     world.ledger.release(world.ledger.get(KEY), "given up", 3)
     run = world.run(request)
     assert not run.success and world.done == []
+
+
+def test_windows_that_were_merged_are_told_on_the_assets_page(world: World):
+    cuts = [Cut(9, 19, 8, 10, 100), Cut(19, 29, 8, 10, 100)]
+    world.ledger.cut("demo", Scan(7, 10, 9, 0), Scan(8, 30, 29, 0), cuts)
+    result = world.tick()
+    assert only_request(result).partition_key == "demo/w00003"
+    observations = [event for event in result.asset_events or [] if isinstance(event, dg.AssetObservation)]
+    assert [event.partition for event in observations] == ["demo/w00001", "demo/w00002"]
+    assert {event.metadata["state"].value for event in observations} == {"merged"}
+    assert set(world.instance.get_dynamic_partitions("windows")) == {
+        "demo/w00001",
+        "demo/w00002",
+        "demo/w00003",
+    }
