@@ -191,7 +191,8 @@ def test_a_late_worker_does_nothing(world: World):
     assert not run.success and world.done == []
 
 
-def test_windows_that_were_merged_are_told_on_the_assets_page(world: World):
+def test_windows_that_were_merged_are_told_on_the_assets_page(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tide_platform.control.dataset.Dataset.tip", lambda self: (8, 30))
     cuts = [Cut(9, 19, 8, 10, 100), Cut(19, 29, 8, 10, 100)]
     world.ledger.cut("demo", Scan(7, 10, 9, 0), Scan(8, 30, 29, 0), cuts)
     result = world.tick()
