@@ -11,14 +11,14 @@ from tide_platform.control.promotion import Verdict
 from tide_platform.control.rollouts import Rollout
 from tide_platform.control.watch import Live, summarize, whole
 from tide_platform.serving.client import ServerRefused, ServerUnreachable
-from tide_platform.serving.fleet import connect_all
+from tide_platform.serving.fleet import connect_all, finished
 
 LAST_VERDICTS = 5
 
 
 @dataclass(frozen=True)
 class ServerView:
-    """One server. ``live``: the newest requests that its draft served whole, as far as it remembers them."""
+    """One server. ``live``: the finished requests that its draft served whole, as far as it remembers them."""
 
     url: str
     draft: str | None
@@ -76,11 +76,11 @@ def look(settings: Settings, ledger: Ledger) -> Overview:
 
 def _server(server: Any) -> ServerView:
     try:
-        status, told = server.status(), server.requests()
+        status, told = server.status(), finished(server)
     except (ServerUnreachable, ServerRefused) as error:
         return ServerView(server.base_url, None, False, None, str(error))
     draft = status["draft_digest"]
-    live = summarize(whole(told["requests"], draft)) if draft else None
+    live = summarize(whole(told, draft)) if draft else None
     return ServerView(server.base_url, draft, bool(status["capture"].get("enabled")), live)
 
 

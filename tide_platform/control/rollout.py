@@ -20,7 +20,7 @@ from tide_platform.control.rollouts import Order, Rollout, Step
 from tide_platform.control.watch import Finding, Limits, compare_live, whole
 from tide_platform.serving.deployment_lock import LOCK_WAIT_S, deployment_lock
 from tide_platform.serving.drafts import mark_deployed
-from tide_platform.serving.fleet import Server, reload, served_by, the_one
+from tide_platform.serving.fleet import Server, finished, reload, served_by, the_one
 
 POLL_S = 1.0
 
@@ -170,7 +170,7 @@ def _forward(
 
     finding: Finding | None = None
     try:
-        before = _requests(canary) if watched else []
+        before = finished(canary) if watched else []
         take([canary])
         if watched:
             rollout = means.ledger.rollouts.reached(rollout, Step.WATCHED)
@@ -247,10 +247,10 @@ def _watch(
     began = means.monotonic()
     while True:
         means.sleep(POLL_S)
-        found += whole(_requests(canary, seen), rollout.challenger)
+        found += whole(finished(canary, seen), rollout.challenger)
         seen = max([seen, *(one["number"] for one in found)])
         for server in controls:
-            new = _requests(server, marks[server.base_url])
+            new = finished(server, marks[server.base_url])
             marks[server.base_url] = max([marks[server.base_url], *(one["number"] for one in new)])
             aside += whole(new, rollout.previous)
         finding = compare_live(aside or champion, found, limits)
@@ -259,17 +259,6 @@ def _watch(
             return finding
         if not found and waited >= of.idle_seconds:
             return finding
-
-
-def _requests(server: Server, after: int = 0) -> list[Mapping[str, Any]]:
-    """All finished requests behind ``after`` that the server still knows."""
-    found: list[Mapping[str, Any]] = []
-    while True:
-        told = server.requests(after)
-        found += told["requests"]
-        if not told["requests"] or told["requests"][-1]["number"] >= told["last"]:
-            return found
-        after = told["requests"][-1]["number"]
 
 
 def _last(server: Server) -> int:

@@ -115,5 +115,16 @@ def reload(server: Server, folder: Path, digest: str) -> tuple[dict[str, Any], s
     return reply, None
 
 
+def finished(server: Server, after: int = 0) -> list[Mapping[str, Any]]:
+    """All finished requests behind ``after`` that the server still knows."""
+    found: list[Mapping[str, Any]] = []
+    while True:
+        told = server.requests(after)
+        found += told["requests"]
+        if not told["requests"] or told["requests"][-1]["number"] >= told["last"]:
+            return found
+        after = told["requests"][-1]["number"]
+
+
 def _status(server: Server) -> dict[str, Any]:
     return server.status()
