@@ -18,7 +18,7 @@ LAST_VERDICTS = 5
 
 @dataclass(frozen=True)
 class ServerView:
-    """One server. ``live``: the finished requests that its draft served whole, as far as it remembers them."""
+    """One server. ``live``: finished requests that its draft served whole, as far as it remembers them."""
 
     url: str
     draft: str | None
