@@ -13,7 +13,7 @@ def acceptance_report(context: dg.AssetExecutionContext, cycle: Cycle) -> dg.Mat
     set.
     """
     verdict = cycle.judge(context)
-    return dg.MaterializeResult(metadata=cycle.verdict_metadata(verdict))
+    return dg.MaterializeResult(metadata=cycle.report_metadata(context, verdict))
 
 
 @dg.asset_check(asset=acceptance_report, partitions_def=windows, blocking=True)
@@ -25,4 +25,18 @@ def challenger_is_better(context: dg.AssetCheckExecutionContext, cycle: Cycle) -
     verdict = cycle.last_verdict(context.partition_key)
     return dg.AssetCheckResult(
         passed=verdict.passed, description=verdict.summary, metadata=cycle.verdict_metadata(verdict)
+    )
+
+
+@dg.asset_check(asset=acceptance_report, partitions_def=windows)
+def reference_is_held(context: dg.AssetCheckExecutionContext, cycle: Cycle) -> dg.AssetCheckResult:
+    """A warning where the challenger forgot the reference set (`gate.reference_floor`), told apart from a
+    gain that was too small; `challenger_is_better` is what stops a run.
+    """
+    verdict = cycle.last_verdict(context.partition_key)
+    held = verdict.on_reference
+    return dg.AssetCheckResult(
+        passed=held is not None and held.ratio >= verdict.reference_floor,
+        severity=dg.AssetCheckSeverity.WARN,
+        metadata={"floor": verdict.reference_floor, **({"ratio": held.ratio} if held else {})},
     )

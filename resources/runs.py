@@ -12,6 +12,9 @@ WINDOW_TAG, ATTEMPT_TAG, VERSION_TAG, SAMPLES_TAG = (
     "tide/lance_version",
     "tide/samples",
 )
+VERDICT_TAG = "tide/verdict"  # passed | rejected, on a run that has judged
+
+MENDS_TAG = "tide/mends"  # a run that mends this deployment
 
 _STATUS = {
     dg.DagsterRunStatus.QUEUED: "queued",
@@ -69,6 +72,10 @@ class DagsterRuns:
                 text = (error.cause or error).message if error else event.message
                 return f"{event.step_key}: {_first_line(text)}" if event.step_key else _first_line(text)
         return "no reason recorded"
+
+    def mending(self, deployment: str) -> RunView | None:
+        """The newest run that was asked for to mend the deployment."""
+        return self._newest(dg.RunsFilter(tags={MENDS_TAG: deployment}))
 
     def _newest(self, filters: dg.RunsFilter) -> RunView | None:
         records = self._instance.get_run_records(filters, limit=1)

@@ -32,6 +32,7 @@ CHECKS = (
     "batches",
     "verify_result",
     "weights",
+    "data_ranks",
     "names",
     "verify_rule",
     "rope",
@@ -181,7 +182,7 @@ def arguments(contract: Contract) -> None:
 
     from tide_platform.engine.support import FEATURES
 
-    spy = _Spy({"speculative_algorithm": "EAGLE3", "dp_size": 1, "pp_size": 1, "tokenizer_worker_num": 1})
+    spy = _Spy({"speculative_algorithm": "EAGLE3", "pp_size": 1, "tokenizer_worker_num": 1})
     for feature in FEATURES:
         if feature.server:
             feature.server(spy)
@@ -257,7 +258,9 @@ class _Manager:
         self.asked.append(type(received).__name__)
         sglang = self.contract.sglang
         assert sglang.asked(received) is not None, f"{received} is not known for the plugin's"
-        return [_over_the_wire(sglang.answer({"seen": sglang.asked(received)}))]
+        said = {"seen": sglang.asked(received)}
+        ranks = (2, 0, 1)  # as they come
+        return [_over_the_wire(sglang.answer(said | {"dp_rank": rank})) for rank in ranks]
 
     async def pause_generation(self, message: Any) -> None:
         self.sent.append(_over_the_wire(message))
@@ -274,7 +277,8 @@ def messages(contract: Contract) -> None:
     manager = _Manager(contract)
     link = contract.sglang.link(manager)
     message = {"op": "reload", "folder": "/d", "stamp": [1, 2, 3], "ignored": ["a"], "k": None, "on": True}
-    assert asyncio.run(link.call(message)) == {"seen": message}
+    told = [{"seen": message, "dp_rank": rank} for rank in range(3)]
+    assert asyncio.run(link.call(message)) == told
     need(manager.asked, source_of(Scheduler.init_request_dispatcher), "the scheduler takes no message")
     assert link.paused() is False
     asyncio.run(link.pause())
@@ -414,6 +418,32 @@ def weights(contract: Contract) -> None:
     need(["self.hot_token_id = "], source_of(LlamaForCausalLMEagle3), "LlamaForCausalLMEagle3")
     need(["self.tp_cpu_group = ", "self.draft_worker", "self.tp_worker"], source_of(Scheduler), "Scheduler")
     need(["attn_tp_rank"], source_of(contract.sglang.writes), "writes")
+
+
+def data_ranks(contract: Contract) -> None:
+    """Every data-parallel rank answers a control message; under DP attention all get it at the same step."""
+    from sglang.srt.managers.data_parallel_controller import DataParallelController
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
+    from sglang.srt.managers.tokenizer_control_mixin import TokenizerControlMixin
+
+    numbers = ("dp_size", "num_dp_ranks")
+    source = source_of(TokenizerControlMixin.init_communicators)
+    assert any(name in source for name in numbers), f"a communicator waits for another number: {source}"
+    source = source_of(contract.sglang.data_rank)
+    assert "dp_rank" in source and any(name in source for name in numbers), source
+    need(["def send_control_message"], source_of(DataParallelController), "DataParallelController")
+    need(
+        ["_split_work_and_control_reqs", "tp_group.ranks[0]"],
+        source_of(SchedulerRequestReceiver),
+        "how control messages reach all ranks",
+    )
+    loop = source_of(Scheduler.event_loop_normal)
+    receiving = (
+        "self.ingest_requests()" if "self.ingest_requests()" in loop else "self.process_input_requests("
+    )
+    order = [loop.find(part) for part in (receiving, "if self._engine_paused:", "self.run_batch(")]
+    assert order == sorted(order) and -1 not in order, f"a pause takes effect elsewhere: {loop}"
 
 
 def names(contract: Contract) -> None:

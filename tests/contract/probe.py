@@ -132,8 +132,8 @@ class _DeafLink:
     def __init__(self, manager: Any):
         self.manager = manager
 
-    async def call(self, message: dict[str, Any]) -> dict[str, Any]:
-        return (await self.manager.tide_communicator(message))[0]
+    async def call(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        return await self.manager.tide_communicator(message)
 
 
 def _other(known: str) -> str:

@@ -40,7 +40,10 @@ REFUSED = {
     "other speculative algorithms": ["--speculative-algorithm", "EAGLE"],
     "a tree of drafts (speculative_eagle_topk > 1)": ["--speculative-eagle-topk", "2"],
     "mixed chunks (enable_mixed_chunk)": ["--enable-mixed-chunk"],
-    "data parallelism (dp_size > 1)": ["--dp-size", "2"],
+    "DP attention with local control messages (enable_dp_attention_local_control_broadcast)": [
+        "--enable-dp-attention-local-control-broadcast"
+    ],
+    "context parallelism (attn_cp_size > 1)": ["--attn-cp-size", "2"],
     "pipeline parallelism (pp_size > 1)": ["--pp-size", "2"],
     "prefill/decode disaggregation": ["--disaggregation-mode", "prefill"],
     "several tokenizer workers (tokenizer_worker_num > 1)": ["--tokenizer-worker-num", "2"],
@@ -66,6 +69,7 @@ def launch_plans(folder: Path, sglang: str) -> tuple[dict[str, list[str]], dict[
         "cpu_k2": plan(draft, k=2),
         "cuda": plan(draft, device="cuda", k=3),
         "rocm": plan(draft, device="rocm", k=3, accept_lossy=True),
+        "cuda_dp": plan(draft, device="cuda", k=3, tp_size=4, dp_size=2, dp_attention=True),
     }
     engine = plans["cuda"].engine.model_dump(mode="json")
     return {name: list(one.argv) for name, one in plans.items()}, engine

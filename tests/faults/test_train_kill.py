@@ -9,12 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tide_platform.capture.record import StreamMeta
-from tide_platform.config import Settings, draft_digest
-from tide_platform.store.hidden_states import open_store
+from tide_platform.config import draft_digest
 from tide_platform.training.job import TrainJob
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
@@ -25,26 +22,11 @@ RUN = "from tide_platform.cli import main; main()"
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
-    from tiny import AUX_LAYERS, TINY, prompts, say, tiny_parts
+    from tiny_job import tiny_job
 
-    from tide_platform.draft.checkpoint import new_draft, save_draft
-
-    root = tmp_path_factory.mktemp("killed")
-    settings = Settings.model_validate({
-        "storage": {"uri": str(root / "store")},
-        "training": {
-            "epochs": 30, "learning_rate": 1e-3, "threads": 1, "checkpoint_seconds": 0, "cache_bytes": 1 << 20
-        },
-    })  # fmt: skip
-    samples = say(prompts(48, length=12), 16)
-    store = open_store(settings)
-    store.ensure(StreamMeta("t", 96, 256, AUX_LAYERS, 16))
-    version = store.append(samples, ["segment"]).version
-    save_draft(root / "parent", new_draft(tiny_parts(), np.arange(20, 140), AUX_LAYERS), {})
-    ids = [sample.meta.sample_id for sample in samples]
-    return TrainJob(
-        settings=settings, target=TINY, parent=root / "parent", lance_version=version,
-        train_sample_ids=ids[:24], reference_sample_ids=ids[24:], out=root / "out", seed=5,
+    return tiny_job(
+        tmp_path_factory.mktemp("killed"), epochs=45, learning_rate=1e-3, reference_ratio=1.0,
+        checkpoint_seconds=0.0, cache_bytes=1 << 20,
     )  # fmt: skip
 
 

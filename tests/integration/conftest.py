@@ -10,6 +10,32 @@ from engine_server import EngineServer, start_server
 
 from tide_platform.serving.target import prepare_target
 
+# Files that take minutes each, longest first: begun last, one of them would run on alone
+LONGEST = (
+    "test_bench.py",
+    "test_serve.py",
+    "test_corpus_loop.py",
+    "test_engine_reload.py",
+    "test_engine_traffic.py",
+    "test_data_ranks.py",
+    "test_trainer_pods_dagster.py",
+    "test_spec_capture_patch.py",
+    "test_cpu_backend.py",
+    "test_bench_train_peer.py",
+    "test_serve_next.py",
+    "test_adaptive_speculation.py",
+    "test_loop.py",
+    "test_images_build.py",
+    "test_capture_last_hidden.py",
+    "test_adapt_draft_pods.py",
+    "test_engine_capture.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
 
 @pytest.fixture(scope="session")
 def target() -> Path:

@@ -12,7 +12,7 @@ from tide_platform.config import Settings
 from tide_platform.draft.checkpoint import load_target_parts, new_draft, save_draft
 from tide_platform.serving import chat, workloads
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 TINY = Path(__file__).parents[1] / "fixtures" / "tiny_target"
 

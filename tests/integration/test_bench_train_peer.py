@@ -18,6 +18,7 @@ from tide_platform.config import Settings
 from tide_platform.draft.checkpoint import load_draft, new_draft, save_draft
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_the_peer_proves_the_conversion_trains_and_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -191,12 +191,14 @@ def continues(offline: Sample, captured: Sample) -> bool:
 
 def assert_same(captured: Sample, offline: Sample) -> None:
     """Every row that was captured is there; those that are not had been cached by the server."""
+    from tiny import bf16_values
+
     ours, theirs = offline.tensors, captured.tensors
     end, first = captured.meta.num_tokens, int(theirs["row_pos"][0])
     assert set(theirs["row_pos"].tolist()) >= set(range(first, end - 1))
     assert theirs["teacher_pos"][0] == ours["teacher_pos"][0] == captured.meta.prompt_tokens
     rows, teachers = theirs["row_pos"], theirs["teacher_pos"] - ours["teacher_pos"][0]
-    a, b = as_float(ours["aux"][rows]), as_float(theirs["aux"])
+    a, b = bf16_values(ours["aux"][rows]), bf16_values(theirs["aux"])
     error = np.linalg.norm(a - b, axis=1) / np.linalg.norm(b, axis=1)
     assert error.max() < 8e-3, f"row {rows[error.argmax()]}"
     np.testing.assert_allclose(ours["teacher_logp"][teachers], theirs["teacher_logp"], atol=2e-2, rtol=2e-3)
@@ -207,11 +209,6 @@ def assert_same(captured: Sample, offline: Sample) -> None:
     )
     best = theirs["teacher_logp"][:, 0] - theirs["teacher_logp"][:, 1] > 0.05  # others may change places
     assert (ours["teacher_ids"][teachers][best, 0] == theirs["teacher_ids"][best, 0]).all() and best.any()
-
-
-def as_float(bits: np.ndarray) -> np.ndarray:
-    """bf16 bits as fp32."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def test_answers_by_the_target_become_a_draft_that_the_server_accepts(served: Deployment, regenerated: Path):

@@ -14,16 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tide_platform.bench.tick import NoRuns
 from tide_platform.capture.record import Sample, StreamMeta
 from tide_platform.config import Settings, draft_digest, target_digest
 from tide_platform.control import champion, cycle, overview
 from tide_platform.control.audit import Action
+from tide_platform.control.consistency import check_challenger
 from tide_platform.control.dataset import Dataset
+from tide_platform.control.evaluate import evaluate_champion
 from tide_platform.control.guard import Barred
 from tide_platform.control.hands import DraftUnknown, NothingBefore, promote, roll_back
 from tide_platform.control.ledger import Ledger
 from tide_platform.control.overview import look
-from tide_platform.control.reconcile import RunView, tick
+from tide_platform.control.promotion import Verdict
+from tide_platform.control.reconcile import tick
 from tide_platform.control.states import State
 from tide_platform.control.trainer_process import run_trainer
 
@@ -57,21 +61,6 @@ class FakeServer:
         assert draft_digest(path) == digest
         self.digest = digest
         return {"ok": True, "pause_s": 0.1, "target_checksum_before": "t", "target_checksum_after": "t"}
-
-
-class NoRuns:
-    """An orchestrator in which nothing was ever started."""
-
-    def of_attempt(self, key: object, attempt: int) -> RunView | None:
-        return None
-
-    def get(self, run_id: str) -> RunView | None:
-        return None
-
-    def end(self, run_id: str, message: str) -> None: ...
-
-    def why(self, run_id: str) -> str:
-        return ""
 
 
 def capture(count: int, tenant: str, seed: int, target: str) -> list[Sample]:
@@ -113,8 +102,8 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 def server(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeServer]:
     assert settings.draft is not None
     server = FakeServer(draft_digest(settings.draft))
-    for module in (champion, overview):
-        monkeypatch.setattr(module, "connect_all", lambda _: nullcontext([server]))
+    for module, name in ((champion, "connect_all"), (overview, "glance_at_all")):
+        monkeypatch.setattr(module, name, lambda _: nullcontext([server]))
     settings.rollout.idle_seconds = 0
     monkeypatch.chdir(tmp_path)  # MLflow's artifacts
     yield server
@@ -124,8 +113,17 @@ def _taken_back_and_served_again(
     settings: Settings, ledger: Ledger, server: FakeServer, first: str, second: str
 ) -> None:
     """`tide rollback`, `tide promote` and `tide status`, as their commands call them."""
+    from tide_platform.registry.mlflow_registry import DraftRegistry
+
     done = roll_back(settings, ledger, "ann@host", "it felt slow")
     assert (done.served, done.previous, server.digest) == (first, second, first)
+    registry = DraftRegistry(settings)
+    assert _state(registry, first) == (
+        "served",
+        f"in place of {second}, which was taken back: it felt slow",
+        None,
+    )
+    assert _state(registry, second) == ("rolled back", "the gate passed", "it felt slow")
     with pytest.raises(Barred, match=f"tide promote {second} --unbar"):
         promote(settings, ledger, second[:8], "ann@host", "again")
     with pytest.raises(NothingBefore):
@@ -134,6 +132,8 @@ def _taken_back_and_served_again(
         promote(settings, ledger, "zzz", "ann@host", "no such draft")
     ledger.guard.freeze("demo", "ann@host", "release day")
     promote(settings, ledger, second[:8], "ann@host", "it was not that", unbar=True)
+    assert _state(registry, second) == ("served", "it was not that", None)
+    assert _state(registry, first)[0] == "replaced"
     seen = look(settings, ledger)
     assert seen.champion == server.digest == second and seen.agreed
     assert seen.windows == {"deployed": 1} and seen.frozen is not None
@@ -148,6 +148,60 @@ def _taken_back_and_served_again(
         Action.UNBARRED,
         Action.PROMOTED,
     ]
+
+
+def _evaluated(settings: Settings, ledger: Ledger, verdict: Verdict, served: str) -> None:
+    """The day after: the served draft on the reference set, as the verdict had found it, and in MLflow."""
+    from tide_platform.registry.mlflow_registry import DraftRegistry
+
+    for day in (1, 2):
+        found = evaluate_champion(settings, ledger, clock=lambda day=day: day * 86400.0)
+    judged = verdict.on_reference
+    assert judged is not None and found.champion == served and found.requests == judged.requests
+    assert found.found == judged.challenger
+    client = DraftRegistry(settings)._client
+    points = client.get_metric_history(found.mlflow_run, "daily.acceptance_length")
+    assert [(point.step, point.value) for point in points] == [
+        (1440, found.found.acceptance_length),
+        (2880, found.found.acceptance_length),
+    ]
+    figures = found.to_json()
+    assert {f"acceptance_length.k{k}" for k in (1, 2, 3, 4, 5)} <= set(figures)
+    assert "no cost model was measured" in figures["costs"]
+
+
+def _state(registry: Any, digest: str) -> tuple[str, str, str | None]:
+    """(state, why it was served, why it was taken back), as its registered version tells."""
+    version = registry.version_of(digest)
+    tags = registry._client.get_model_version(registry.model, version.version).tags
+    why = tags["served_reason"]
+    return (
+        tags["state"],
+        "the gate passed" if why.startswith("passed:") else why,
+        tags.get("rolled_back_reason"),
+    )
+
+
+def _compared_in_mlflow(settings: Settings, trained: cycle.Trained, verdict: Verdict) -> None:
+    """The challenger beside its champion, on the run and on the logged model, by documented names."""
+    from tide_platform.registry.mlflow_registry import DraftRegistry
+    from tide_platform.registry.names import named
+
+    registry = DraftRegistry(settings)
+    client, version = registry._client, registry.version_of(trained.challenger)
+    assert version is not None
+    run, model = client.get_run(version.run_id), client.get_logged_model(version.model_id)
+    assert [name for name in run.data.metrics if len(named(name)) != 1] == []
+    figures = {metric.key: metric.value for metric in model.metrics or []}
+    assert figures == pytest.approx(verdict.metrics()) and figures.items() <= run.data.metrics.items()
+    of_tenant = "acceptance_length.window.tenant.maths"
+    assert figures[of_tenant] > figures[f"champion.{of_tenant}"]
+    files = {file.path for file in client.list_artifacts(version.run_id)}
+    assert files == {"settings.yaml", "checkpoint", "verdict.json", "verdict.html"}
+    assert run.data.params["serving.k"] == str(settings.serving.k) == (model.params or {})["serving.k"]
+    words = client.get_model_version(registry.model, version.version).description or ""
+    assert f"`{trained.parent}` (version 1) fine-tuned on window w00001: {SAMPLES} samples" in words
+    assert f"**Passed** against `{trained.parent}`" in words
 
 
 def train(job: Path, on_step: Any, stop: Any) -> None:
@@ -178,12 +232,17 @@ def test_a_window_is_trained_judged_and_deployed(settings: Settings, server: Fak
     assert verdict.passed, verdict.summary
     assert verdict.champion == first and ledger.get(turn.key).state is State.GATED
     assert cycle.judge_window(turn) == verdict  # once is enough
+    _compared_in_mlflow(settings, trained, verdict)
 
+    checked = check_challenger(settings, ledger, turn.key)
+    assert checked.passed and checked.draft_digest == trained.challenger
+    assert {check.on for check in checked.checks} == {"draft"}  # no server was started for it
     deployed = cycle.deploy_window(turn)
     assert (deployed.previous, server.digest) == (first, trained.challenger)
     assert registry.alias(CHAMPION) == registry.version_of(trained.challenger)
     status = cycle.status(settings)
     assert [(each.state, each.verdict) for each in status] == [(State.DEPLOYED, verdict)]
+    _evaluated(settings, ledger, verdict, trained.challenger)
     _taken_back_and_served_again(settings, ledger, server, first, trained.challenger)
     assert registry.alias(CHAMPION) == registry.version_of(trained.challenger)
     provenance = json.loads((settings.drafts_folder / trained.challenger / "tide.json").read_text())

@@ -1,6 +1,7 @@
 """The loop with nobody's hand on it: real SGLang, ingest, Dagster, trainer and MLflow, on the tiny target.
 
-One run is killed on the way: the window must not be lost.
+One run is killed on the way: the window must not be lost. Then a ruined draft is served past all checks: the
+platform takes it back by itself.
 """
 
 import os
@@ -19,9 +20,12 @@ import yaml
 
 from tests.free_ports import free_port
 from tide_platform.config import Settings, draft_digest, load_settings
-from tide_platform.control import cycle
-from tide_platform.control.champion import ensure_champion
+from tide_platform.control import cycle, hands
+from tide_platform.control.champion import ensure_champion, store_draft
+from tide_platform.control.guard import Barred
 from tide_platform.control.ledger import Ledger
+from tide_platform.control.memory import NAME as MEMORY
+from tide_platform.control.memory import Memory
 from tide_platform.control.records import WindowRecord
 from tide_platform.control.states import State
 from tide_platform.serving.admin import read_admin_key
@@ -54,6 +58,12 @@ class Loop:
         self.members: dict[int, psutil.Process] = {}
         self.ledger = Ledger(self.settings.ledger.url)
 
+    def configure(self, section: str, **values: object) -> None:
+        """Changed in the file, which the sensors read at each tick."""
+        told = yaml.safe_load(self.config.read_text())
+        told[section] |= values
+        self.config.write_text(yaml.safe_dump(told))
+
     def start(self, name: str, argv: Sequence[str]) -> subprocess.Popen[bytes]:
         plain = {key: value for key, value in os.environ.items() if not key.startswith(("TIDE_", "DAGSTER_"))}
         environment = plain | {
@@ -81,7 +91,7 @@ class Loop:
 
         with self.client() as client:
             for number, prompt in enumerate(prompts(count, length=24, seed=seed).tolist()):
-                client.generate(prompt, MAX_NEW_TOKENS, tenant=tenant, rid=f"{tenant}-{number}")
+                client.generate(prompt, MAX_NEW_TOKENS, tenant=tenant, rid=f"{tenant}-{seed}-{number}")
 
     def window(self) -> WindowRecord | None:
         return next(iter(self.ledger.windows(self.settings.deployment)), None)
@@ -120,6 +130,7 @@ def configuration(folder: Path, draft: Path) -> dict[str, object]:
         "ingest": {"commit_seconds": 0.5, "poll_seconds": 0.2},
         "storage": {"uri": str(folder / "store")},
         "window": {"min_samples": SAMPLES, "validation_share": 0.3, "sensor_seconds": 2, "retry_s": 1},
+        "watch": {"sensor_seconds": 2, "mend_seconds": 1},
         "training": {"epochs": 8, "threads": 1, "learning_rate": 2e-3},
         "registry": {"tracking_uri": f"sqlite:///{folder}/mlflow.db"},
         "ledger": {"url": f"sqlite:///{folder}/ledger.db"},
@@ -168,6 +179,54 @@ def test_traffic_becomes_a_better_draft_though_a_run_is_killed(loop: Loop):
         assert client.status()["draft_digest"] == record.challenger != first.digest
     check_dagster(loop, record)
     check_registry(loop, record, first.digest)
+    loop.configure("window", min_samples=10_000)  # a further window would take the ruined draft's place first
+    check_rollback(loop, record.challenger)
+
+
+def check_rollback(loop: Loop, champion: str) -> None:
+    """A hand serves a draft that never hits, without a watch; live traffic shows it, a replay proves it."""
+    loop.send(40, "maths", seed=3)
+    loop.wait("the champion's requests to be seen", lambda: len(memory_of(loop).requests) >= 40, 60)
+    ruined = register_ruined(loop, champion)
+    hands.promote(loop.settings, loop.ledger, ruined, "somebody", "by mistake", watched=False)
+    loop.wait("the draft to be looked at", lambda: memory_of(loop).draft == ruined, 60)
+    loop.send(60, "maths", seed=4)
+    loop.wait("the rollback", lambda: loop.ledger.champion("demo") == champion, 180)
+    with loop.client() as client:
+        assert client.status()["draft_digest"] == champion
+    barred = loop.ledger.guard.barred("demo", ruined)
+    assert barred is not None and barred.actor == "sensor" and "against the draft before it" in barred.reason
+    with dg.DagsterInstance.from_config(str(loop.home)) as instance:
+        mending = instance.get_runs(dg.RunsFilter(job_name="mend_deployment"))
+        loop.wait("its run to end", lambda: instance.get_runs()[0].is_finished, 30)
+        assert mending and "against the draft before it" in mending[-1].tags["tide/why"]
+    with pytest.raises(Barred):
+        hands.promote(loop.settings, loop.ledger, ruined, "somebody", "again")
+
+
+def memory_of(loop: Loop) -> Memory:
+    return Memory.from_json(loop.ledger.controls.get("demo", MEMORY))
+
+
+def register_ruined(loop: Loop, champion: str) -> str:
+    """The champion with its last layer's signs turned, known to the registry; its digest."""
+    from safetensors.torch import load_file, save_file
+
+    from tide_platform.registry.mlflow_registry import DraftRegistry
+
+    folder = loop.folder / "ruined"
+    shutil.copytree(loop.settings.drafts_folder / champion, folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: -value if name == "lm_head.weight" else value for name, value in weights.items()},
+        folder / "model.safetensors",
+    )
+    digest = draft_digest(folder)
+    registry = DraftRegistry(loop.settings)
+    run_id = registry.begin("ruined", {"digest": digest}, {})
+    registry.register(run_id, folder, digest, store_draft(loop.settings, folder, digest), {}, {})
+    registry.end(run_id)
+    return digest
 
 
 def trainer_of(loop: Loop) -> psutil.Process | None:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -32,7 +33,14 @@ READY_S = 300
 class Serve:
     """``tide serve`` as a user runs it."""
 
-    def __init__(self, folder: Path, draft: Path, *options: str, env: dict[str, str] | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        draft: Path,
+        *options: str,
+        env: dict[str, str] | None = None,
+        more: dict[str, Any] | None = None,
+    ):
         port = free_port()
         raw = {
             "target": str(TINY),
@@ -40,7 +48,7 @@ class Serve:
             "state": str(folder / "state"),
             "serving": {"port": port, "threads": 1, "context_length": 256, "max_total_tokens": 2048},
             "capture": {"ring_bytes": 16 << 20, "segment_bytes": 1 << 20, "segment_seconds": 0.2},
-        }
+        } | (more or {})
         self.config = folder / "tide.yaml"
         self.config.write_text(yaml.safe_dump(raw))
         self.settings = load_settings(self.config, {})

@@ -23,7 +23,7 @@ from tide_platform.draft.checkpoint import load_target_parts, new_draft, save_dr
 from tide_platform.serving.interpreter import find_python
 from tide_platform.serving.processes import end_tree, start_child, tail, tree
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 PATCH = ROOT / "patches" / "sglang" / "v0.5.14" / "spec-capture.patch"

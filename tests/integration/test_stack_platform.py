@@ -1,6 +1,7 @@
 """The local stack without a model: real SeaweedFS, MLflow and Dagster, started, used, killed, ended."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,6 +82,21 @@ def test_the_sensor_ticks_without_an_error(stack: Stack) -> None:
         assert time.monotonic() < deadline, "no tick"
         time.sleep(1)
     assert ticks[0]["status"] in ("SKIPPED", "STARTED") and ticks[0]["error"] is None
+
+
+def test_the_exporter_tells_of_the_stack(stack: Stack) -> None:
+    """Storage with its keys and the ledger; no server is up here, so there is no spool."""
+    expected = dict.fromkeys(stack.settings.metrics.parts, "1.0") | {"files": "0.0"}
+    deadline = time.monotonic() + 120
+    while True:  # what is slow to load on a busy machine is told as not read at first
+        text = httpx.get(stack.addresses()["metrics"], timeout=30).text
+        up = dict(re.findall(r'^tide_up{what="(\w+)"} (\S+)$', text, re.MULTILINE))
+        if up == expected:
+            break
+        assert time.monotonic() < deadline, up
+        time.sleep(1)
+    server = f"http://127.0.0.1:{stack.settings.serving.port}"
+    assert f'tide_server_up{{server="{server}"}} 0.0' in text
 
 
 def test_mlflow_keeps_its_artifacts_in_the_object_storage(stack: Stack) -> None:

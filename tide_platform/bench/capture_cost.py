@@ -9,8 +9,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tide_platform.bench import load
 from tide_platform.bench.report import Report, alternation, paired_interval, paired_ratio
+from tide_platform.capture.folder import RING_FILE
+from tide_platform.capture.ring import Ring
 from tide_platform.config import Settings
 from tide_platform.serving.own_server import Served, served
 
@@ -18,6 +22,7 @@ NEW_TOKENS = 64
 BLOCK_REQUESTS = 6  # at least this many a block, one after the other where the concurrency is lower
 SHARE_TOKENS = 96  # of a request where shares are measured: the prompt's part is small then
 BATCHES = (1, 2, 4, 8)
+_DRAIN_S = 30.0
 _SETTLE_S = 1.0  # the spool writes what a block left, at nobody's cost
 
 
@@ -36,11 +41,17 @@ def run(
     with served(own, settings.state / "bench" / "capture") as server:
         _warm_up(server, max(concurrencies))
         for concurrency in concurrencies:
-            rates = _throughput(server, concurrency, blocks)
+            rates, waiting = _throughput(server, concurrency, blocks)
             case = f"throughput_{concurrency}"
             report.ratios[case] = paired_ratio(rates[True], rates[False])
             report.intervals[case] = paired_interval(rates[True], rates[False])
-            report.raw[case] = {"on": rates[True], "off": rates[False], "unit": "tokens a second"}
+            report.raw[case] = {"on": rates[True], "off": rates[False], "unit": "tokens a second"} | {
+                "waiting": waiting
+            }
+            report.notes.append(
+                f"at {concurrency}: {np.median(waiting):.1%} of a block's bytes waited at its end, "
+                f"{max(waiting):.1%} at most"
+            )
         for batch in batches:
             found = _share(server, batch)
             report.raw[f"cost_batch_{batch}"] = found
@@ -58,8 +69,11 @@ def _warm_up(server: Served, concurrency: int) -> None:
     load.flow(server, load.prompts(server, concurrency), 8, concurrency, capture=True)
 
 
-def _throughput(server: Served, concurrency: int, blocks: int) -> dict[bool, list[float]]:
-    """Tokens a second of each block, by whether capture was on."""
+def _throughput(server: Served, concurrency: int, blocks: int) -> tuple[dict[bool, list[float]], list[float]]:
+    """Tokens a second of each block, by whether capture was on; of what each block with capture wrote, the
+    share that the spool had yet to take at its end.
+    """
+    waiting: list[float] = []
     pairs = blocks // 2
     requests = -(-max(BLOCK_REQUESTS, concurrency) // concurrency) * concurrency
     inputs = load.prompts(server, requests * pairs)
@@ -67,12 +81,26 @@ def _throughput(server: Served, concurrency: int, blocks: int) -> dict[bool, lis
     for block, on in enumerate(alternation(pairs)):
         first = block // 2 * requests
         server.client.capture(enabled=on)
+        written = server.client.status()["capture"]["bytes"]
         done = load.flow(server, inputs[first : first + requests], NEW_TOKENS, concurrency, capture=True)
         rates[on].append(done.tokens_per_s)
         if on:
+            left = _left_in_ring(server)
+            waiting.append(left / max(1, server.client.status()["capture"]["bytes"] - written))
+            until = time.monotonic() + _DRAIN_S
+            while _left_in_ring(server) and time.monotonic() < until:  # else the next block would pay for it
+                time.sleep(0.1)
             time.sleep(_SETTLE_S)
     server.client.capture(enabled=True)
-    return rates
+    return rates, waiting
+
+
+def _left_in_ring(server: Served) -> int:
+    """Bytes that the spool has yet to take."""
+    ring = Ring.open(server.settings.spool_folder / RING_FILE)
+    left = ring.head - ring.tail
+    ring.close()
+    return left
 
 
 def _share(server: Served, batch: int) -> dict[str, Any]:

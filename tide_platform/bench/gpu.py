@@ -63,6 +63,8 @@ PLAN = (
     Step("ring under a graph's replays", gpu_steps.ring_graph, sglang=False),
     Step("capture truth with graphs, overlap and radix cache", gpu_steps.capture_truth),
     Step("capture truth on two devices (TP 2)", gpu_steps.two_ranks, devices=2),
+    Step("capture truth and reload under DP attention", gpu_steps.attention_ranks, devices=2),
+    Step("capture truth and reload of two replicas", gpu_steps.replicas, devices=2),
     Step("reload of the draft", gpu_steps.reload),
     Step("capture's cost at concurrency 1 to 256", gpu_steps.cost),
 )

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,24 @@ def two_ranks(context: Context) -> dict[str, Any]:
     return capture_truth(context, tp_size=2)
 
 
+def attention_ranks(context: Context) -> dict[str, Any]:
+    """The same, and a reload, under DP attention."""
+    return _truth_and_reload(context, tp_size=2, dp_size=2, dp_attention=True)
+
+
+def replicas(context: Context) -> dict[str, Any]:
+    """The same of two replicas behind one server."""
+    return _truth_and_reload(context, dp_size=2)
+
+
+def _truth_and_reload(context: Context, **serving: Any) -> dict[str, Any]:
+    folders = [context.folder / name for name in ("truth", "reload")]
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+    truth, changed = (replace(context, folder=folder) for folder in folders)
+    return {"truth": capture_truth(truth, **serving), "reload": reload(changed, **serving)}
+
+
 def read_layers(server: Served) -> str:
     path = server.settings.state / "engine.json"
     return ",".join(str(layer) for layer in json.loads(path.read_text())["aux_layer_ids"])
@@ -124,9 +142,9 @@ def judged(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def reload(context: Context) -> dict[str, Any]:
+def reload(context: Context, **serving: Any) -> dict[str, Any]:
     """Another draft under traffic; the target stays as it is."""
-    settings = context.whole()
+    settings = context.whole(**serving)
     with served(settings, context.folder) as server:
         before = server.client.status()
         folder, digest = stage_draft(server.settings, changed_draft(resolve_draft(settings), context.folder))

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 from tide_platform.capture.segment import SEALED, CorruptSegment, count_samples
 
 STATUS_FILE = "spool.json"
+RING_FILE = "server.ring"  # of the server's first data-parallel rank; ring.rank_path has the others'
 log = logging.getLogger("tide.spool")
 
 

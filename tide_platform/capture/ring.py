@@ -23,6 +23,7 @@ import contextlib
 import json
 import mmap
 import os
+import re
 import secrets
 import struct
 import time
@@ -208,12 +209,44 @@ def _stored_crc(memory: mmap.mmap) -> int:
     return _FILE_CRC.unpack_from(memory, FILE_HEADER.size)[0]
 
 
-def _set_aside(path: Path) -> None:
-    """Keeps a former ring's unread records, and what it tells of losses, for the spool."""
+def rank_path(path: Path, dp_rank: int) -> Path:
+    """The ring of a data-parallel rank of the server whose rank 0 writes to ``path``."""
+    return path.with_name(f"{path.name}.dp{dp_rank}") if dp_rank else path
+
+
+def rank_paths(path: Path) -> list[Path]:
+    """Where there is something of a rank of that server to be read; ``path`` itself is always among them."""
+    names = re.compile(rf"({re.escape(path.name)}(?:\.dp\d+)?)(?:\.left-[0-9a-f]+)?")
+    found = (names.fullmatch(each.name) for each in path.parent.glob(f"{path.name}*"))
+    return sorted({path, *(path.with_name(each[1]) for each in found if each)})
+
+
+def leave_ranks_from(path: Path, ranks: int) -> None:
+    """Sets the rings of ranks aside that a server with ``ranks`` of them has no longer."""
+    kept = {rank_path(path, rank) for rank in range(ranks)}
+    for each in rank_paths(path):
+        if each not in kept and each.exists():
+            _set_aside(each, always=True)
+
+
+def left_path(path: Path, epoch: int) -> Path:
+    """Where a ring of ``path`` waits for the spool once it has been replaced."""
+    return path.with_name(f"{path.name}.left-{epoch:016x}")
+
+
+def left_paths(path: Path) -> list[Path]:
+    """The rings of ``path`` that wait, oldest first."""
+    return sorted(path.parent.glob(f"{path.name}.left-*"), key=lambda each: each.stat().st_mtime)
+
+
+def _set_aside(path: Path, always: bool = False) -> None:
+    """Keeps a former ring's unread records, and what it tells of losses, for the spool. ``always``: no other
+    ring takes its place.
+    """
     try:
         former = Ring.open(path)
     except (RingUnusable, ValueError):
         return
-    if former.head != former.tail or former.in_flight or former.lost():
-        path.rename(path.with_name(f"{path.name}.left-{former.epoch:016x}"))
+    if always or former.head != former.tail or former.in_flight or former.lost():
+        path.rename(left_path(path, former.epoch))
     former.close()

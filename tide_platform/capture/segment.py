@@ -74,6 +74,7 @@ class SegmentWriter:
         self.samples, self.created = 0, time.monotonic()
         self.path = folder / f"{self.segment_id}{OPEN}"
         self._disk, self._own = disk or Disk(), disk is None
+        self.stream = stream
         frame = _frame({"segment": self.segment_id, "stream": stream.to_json()}, [])
         self._file = DirectFile(self.path, self._disk, reserve_bytes, len(frame) + _FOOTER_ROOM)
         self._file.append(np.frombuffer(frame, np.uint8))

@@ -1,4 +1,4 @@
-"""The spool itself: follows the ring, puts samples together, fills and seals segments (see ``spool.py``)."""
+"""The spool itself: fills and seals segments with the samples of every rank's ring (see ``spool.py``)."""
 
 import contextlib
 import logging
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tide_platform.capture.assemble import Assembler
 from tide_platform.capture.disk import SPARE_FILE, Disk
+from tide_platform.capture.feed import Feed
 from tide_platform.capture.folder import (
     STATUS_FILE,
     keep_budget,
@@ -20,9 +20,8 @@ from tide_platform.capture.folder import (
 )
 from tide_platform.capture.journal import Journal, JournalDamaged
 from tide_platform.capture.packing import AuxFormat, pack
-from tide_platform.capture.reader import RecordBroken, RingReader
-from tide_platform.capture.record import Sample
-from tide_platform.capture.ring import Ring, RingUnusable
+from tide_platform.capture.record import Sample, StreamMeta
+from tide_platform.capture.ring import rank_paths
 from tide_platform.capture.segment import OPEN, SegmentWriter, recover_segment
 from tide_platform.capture.split import kept_whole
 from tide_platform.config import TideError
@@ -32,7 +31,6 @@ log = logging.getLogger("tide.spool")
 LOCK_FILE = "spool.lock"
 _RING_CHECK_SECONDS = 0.2
 _STATUS_SECONDS = 1.0
-_BATCH = 256  # records between two looks at the clock
 _SAY_SECONDS = 30.0
 _STOP_SECONDS = 10.0  # that a disk which refuses its writes is waited for at the end
 
@@ -68,7 +66,9 @@ class SpoolSettings:
 
 
 class Spool:
-    """Follows the ring at ``ring_path`` (and the ones that replace it), writes segments into ``folder``."""
+    """Follows the ring at ``ring_path``, and beside it those of the server's further data-parallel ranks;
+    writes segments into ``folder``.
+    """
 
     def __init__(
         self,
@@ -81,16 +81,14 @@ class Spool:
         self._ring_path, self._folder, self._settings, self._clock = ring_path, folder, settings, clock
         self._stop = stop or threading.Event()
         self._stopping = 0.0
-        self._reader: RingReader | None = None
-        self._assembler: Assembler | None = None
+        self._feeds: dict[Path, Feed] = {}  # by the ring's path
         self._segment: SegmentWriter | None = None
         self._slot = 0  # the segment's in the journal
-        self._dropped: Counter[str] = Counter()  # of this process and the rings that are closed
-        self._ring_dropped: Counter[str] = Counter()
-        self._inherited = 0  # requests in flight that a killed spool had taken from this ring
+        self._dropped: Counter[str] = Counter()  # here, beside what the feeds lost
         self._samples = self._bytes = 0
         self._sealed: deque[Path] = deque()  # by the disk's thread, to be counted
-        self._released: deque[str] = deque()  # ids of samples that the disk's thread is done with
+        # samples that the disk's thread is done with, by id
+        self._released: deque[tuple[Feed, str]] = deque()
         self._segments = 0
         self._reserve = settings.segment_bytes  # of a segment's file: the last sample goes beyond its size
         self._buffered = 0  # segments whose file system refused O_DIRECT
@@ -126,13 +124,13 @@ class Spool:
         self._keep_budget()
 
     def step(self) -> bool:
-        """One look at the ring and the clock; ``False`` where there was nothing to do."""
+        """One look at the rings and the clock; ``False`` where there was nothing to do."""
         self._disk.check()
         now = time.monotonic()
-        if now - self._checked > _RING_CHECK_SECONDS or self._reader is None:
+        if now - self._checked > _RING_CHECK_SECONDS or not any(f.attached for f in self._feeds.values()):
             self._checked = now
             self._follow()
-        busy = self._drain(_BATCH) if self._reader else False
+        busy = self._drain()
         if not busy and self._segment:
             self._segment.flush()
         self._seal_if_due()
@@ -148,10 +146,10 @@ class Spool:
         self._settle()
 
     def close(self) -> None:
-        """Drains what the ring holds, seals and reports; the next spool counts the requests in flight."""
+        """Drains what the rings hold, seals and reports; the next spool counts the requests in flight."""
         self._stop.set()
         try:
-            while self._reader and self._drain(_BATCH):
+            while self._drain():
                 pass
             self._seal()
         except DiskStuck as error:
@@ -163,84 +161,27 @@ class Spool:
         self._lock.close()
 
     def _follow(self) -> None:
-        if self._reader:
-            self._reader.ring.beat()
-            if _inode(self._ring_path) in (self._reader.ring.inode, None):
-                return
-            while self._drain(_BATCH):
-                pass
-            self._leave("server_gone")
-        for left in sorted(self._ring_path.parent.glob(f"{self._ring_path.name}.left-*"), key=_modified):
-            if self._enter(left):
-                while self._drain(_BATCH):
-                    pass
-                self._leave("server_gone")
-            else:
-                self._dropped["ring_broken"] += 1  # how many samples were in it, nobody can tell
-            left.unlink()
-        if self._ring_path.exists():
-            self._enter(self._ring_path)
+        for path in rank_paths(self._ring_path):
+            if path not in self._feeds:
+                self._feeds[path] = Feed(
+                    path, self._settings.max_tokens, self._journal, self._store, self._say, self._clock
+                )
+        for feed in self._feeds.values():
+            if feed.follow():
+                self._seal()
 
-    def _enter(self, path: Path) -> bool:
-        try:
-            ring = Ring.open(path)
-        except RingUnusable as error:
-            self._say("%s", error)
-            return False
-        log.info("reading %s, target %s", path, ring.stream.target_digest)
-        self._reader = RingReader(ring)
-        self._dropped["ring_broken"] += self._reader.gave_up
-        self._assembler = Assembler(ring.stream, self._settings.max_tokens, clock=self._clock)
-        self._inherited = ring.in_flight
-        ring.beat()
-        return True
+    def _drain(self) -> bool:
+        """A part of each ring; ``False`` where all were empty."""
+        return any([feed.drain() for feed in self._feeds.values()])
 
-    def _leave(self, reason: str) -> None:
-        assert self._reader is not None and self._assembler is not None
-        ring, assembler = self._reader.ring, self._assembler
-        assembler.drop_all(reason)
-        # requests that a killed spool had begun and of which nothing came any more
-        if (unseen := self._inherited - assembler.gaps) > 0:
-            self._dropped["spool_restarted"] += unseen
-        self._seal()
-        self._dropped.update(assembler.dropped)
-        self._ring_dropped.update(ring.settle())
-        self._reader = self._assembler = None
-        ring.close()
-
-    def _drain(self, records: int) -> bool:
-        if self._reader is None or self._assembler is None:
-            return False
-        reader, assembler = self._reader, self._assembler
-        for done in range(records):
-            try:
-                record = reader.peek()
-            except RecordBroken as error:
-                self._say("%s", error)
-                assembler.drop_all("ring_broken")
-                return True
-            except RingUnusable as error:
-                self._say("%s", error)
-                return False
-            if record is None:
-                return done > 0
-            samples = assembler.take(record)
-            if samples:
-                self._journal.take(len(samples))
-            reader.ring.in_flight = assembler.in_flight + max(0, self._inherited - assembler.gaps)
-            reader.advance(record)
-            for sample in samples:
-                self._store(sample)
-        return True
-
-    def _store(self, sample: Sample) -> None:
-        assert self._reader is not None and self._assembler is not None
+    def _store(self, feed: Feed, stream: StreamMeta, sample: Sample) -> None:
         settings, meta = self._settings, sample.meta
         whole = kept_whole(meta.request_id, meta.tenant, settings.validation_share)
         packed = sample if whole else pack(sample, settings.aux_format)
+        if self._segment is not None and self._segment.stream != stream:
+            self._seal()
         try:
             if self._segment is None:
-                stream = self._reader.ring.stream
                 self._segment = SegmentWriter(self._folder, stream, self._disk, self._reserve)
                 self._slot = self._journal.open(self._segment.segment_id)
                 if not self._segment.direct:
@@ -251,14 +192,14 @@ class Spool:
             self._journal.append(self._slot)
         except OSError as error:
             self._journal.settle()
-            return self._unstored(sample, error)
+            return self._unstored(feed, sample, error)
         before = self._segment.bytes
         try:
-            self._segment.append(packed, lambda: self._released.append(meta.sample_id))
+            self._segment.append(packed, lambda: self._released.append((feed, meta.sample_id)))
         except OSError as error:
             self._journal.undo(self._slot)
             self._seal()
-            return self._unstored(sample, error)
+            return self._unstored(feed, sample, error)
         self._samples += 1
         grown = self._segment.bytes - before
         self._reserve = max(self._reserve, settings.segment_bytes + grown)
@@ -267,9 +208,8 @@ class Spool:
         elif self._segment.bytes >= settings.segment_bytes // 2:
             self._disk.prepare(self._folder, self._reserve)
 
-    def _unstored(self, sample: Sample, error: OSError) -> None:
-        assert self._assembler is not None
-        self._assembler.release(sample.meta.sample_id)
+    def _unstored(self, feed: Feed, sample: Sample, error: OSError) -> None:
+        feed.release(sample.meta.sample_id)
         self._dropped["spool_disk"] += 1
         self._say("%s: cannot write samples: %s; they are dropped and counted", self._folder, error)
 
@@ -295,8 +235,9 @@ class Spool:
 
     def _settle(self) -> None:
         """What the disk's thread has done since."""
-        while self._released and self._assembler:
-            self._assembler.release(self._released.popleft())
+        while self._released:
+            feed, sample_id = self._released.popleft()
+            feed.release(sample_id)
         if self._sealed:
             while self._sealed:
                 log.info("sealed %s", self._sealed.popleft().name)
@@ -311,10 +252,12 @@ class Spool:
     def _report(self) -> None:
         """What `tide samples stats` shows: counters since this process started."""
         self._reported = time.monotonic()
-        dropped, lost = +self._dropped, self._ring_dropped.copy()
-        if self._reader and self._assembler:
-            dropped.update(self._assembler.dropped)
-            lost.update(self._reader.ring.lost())
+        dropped, lost = self._dropped.copy(), Counter[str]()
+        for feed in self._feeds.values():
+            of_feed, of_ring = feed.losses()
+            dropped.update(of_feed)
+            lost.update(of_ring)
+        dropped = +dropped
         status = {"pid": os.getpid(), "at": self._clock(), "dropped": dropped, "ring_dropped": lost}
         status |= {"samples": self._samples, "segments": self._segments, "bytes": self._bytes}
         status |= {"disk_errors": self._disk.errors, "buffered_segments": self._buffered}
@@ -325,8 +268,8 @@ class Spool:
 
     def _waiting(self) -> None:
         """The disk is behind: the ring fills up meanwhile, and the server drops what does not fit."""
-        if self._reader:
-            self._reader.ring.beat()
+        for feed in self._feeds.values():
+            feed.beat()
         if self._stop.is_set():
             self._stopping = self._stopping or time.monotonic()
             if time.monotonic() - self._stopping > _STOP_SECONDS:
@@ -337,14 +280,3 @@ class Spool:
         if time.monotonic() - self._said.get(message, -_SAY_SECONDS) >= _SAY_SECONDS:
             self._said[message] = time.monotonic()
             log.error(message, *values)
-
-
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except FileNotFoundError:
-        return None
-
-
-def _modified(path: Path) -> float:
-    return path.stat().st_mtime

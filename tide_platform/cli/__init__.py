@@ -13,10 +13,11 @@ app = typer.Typer(
 
 # module of tide_platform.cli -> its `app` (a group) or `command` (one command)
 GROUPS = ("target", "workload", "draft", "data", "samples", "config", "bench")
-COMMANDS = (
-    *("serve", "capture", "traffic", "ingest", "maintain", "train", "gate", "doctor", "demo", "stack"),
-    *("status", "promote", "rollback", "freeze", "audit"),
-)
+SERVING = ("serve", "capture", "traffic", "ingest", "maintain", "train", "gate", "doctor", "ready")
+LOCAL = ("stack", "demo", "soak")
+BY_HAND = ("status", "promote", "rollback", "freeze", "audit", "speculation", "notify")
+KEEPING = ("backup", "restore", "metrics", "report")
+COMMANDS = (*SERVING, *LOCAL, *BY_HAND, *KEEPING)
 
 
 def _assemble() -> None:

@@ -145,19 +145,47 @@ def adapt(
     folder: Folder = None,
     runs: Annotated[int | None, typer.Option("--runs", min=1, help="end after so many fine-tunings")] = None,
     live: Annotated[bool, typer.Option(help="measure speed on live servers, at the end")] = True,
+    over_time: Annotated[
+        bool, typer.Option("--over-time", help="only acceptance over time after a shift of live traffic")
+    ] = False,
+    minutes: Annotated[
+        float, typer.Option(min=1, help="of traffic after the shift, with --over-time")
+    ] = 15.0,
     json_output: Json = False,
 ) -> None:
-    """Acceptance and speed after adaptation, by the number of samples. Hours; goes on where it was
+    """Acceptance and speed after adaptation, by the number of samples: hours. Or, with --over-time, by the
+    minutes since the traffic changed, at 1, 4 and 16 requests at a time: one hour. Goes on where it was
     interrupted.
     """
     from tide_platform.bench import adapt as bench
+    from tide_platform.bench import adapt_time
 
     settings, where = _settings(config), _folder(config, folder, "adapt")
 
     def say(line: str) -> None:
         typer.echo(line, err=json_output)
 
+    if over_time:
+        _run(lambda: adapt_time.run(settings, where / "time", minutes=minutes, say=say), json_output)
+        return
     _run(lambda: bench.run(settings, where, most=runs, live=live, say=say), json_output)
+
+
+@app.command()
+def tick(
+    config: Config = None,
+    folder: Folder = None,
+    windows: Annotated[int, typer.Option("--windows", min=1, help="in the ledger")] = 1000,
+    commits: Annotated[int, typer.Option("--commits", min=1, help="of the dataset")] = 5000,
+    quick: Quick = False,
+    json_output: Json = False,
+) -> None:
+    """A tick of the sensor with a long history behind it, over a second."""
+    from tide_platform.bench import tick as bench
+
+    where = _folder(config, folder, "tick")
+    sizes = {"windows": 20, "commits": 40} if quick else {"windows": windows, "commits": commits}
+    _run(lambda: bench.run(where, **sizes), json_output)
 
 
 @app.command()

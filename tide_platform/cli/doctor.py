@@ -20,10 +20,14 @@ def command(
         Path | None, typer.Option(help="Look at this draft, not at the one served next.")
     ] = None,
     target: Annotated[Path | None, typer.Option(help="Overrides `target`.")] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Look at the Kubernetes cluster of `cluster` instead.")
+    ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Look at configuration, target, draft, store, disk before any run. Exit status 1: something is wrong."""
     from tide_platform.config import ConfigError, load_settings
+    from tide_platform.gate.cluster_doctor.diagnose import diagnose_cluster
     from tide_platform.gate.doctor import Finding, diagnose
 
     try:
@@ -31,7 +35,7 @@ def command(
     except ConfigError as error:
         findings = [Finding("configuration", "error", str(error))]
     else:
-        findings = list(diagnose(settings, draft, target))
+        findings = list(diagnose_cluster(settings) if cluster else diagnose(settings, draft, target))
     wrong = any(finding.grade == "error" for finding in findings)
     if json_output:
         typer.echo(json.dumps({"ok": not wrong, "findings": [f.to_json() for f in findings]}, indent=2))

@@ -1,15 +1,20 @@
 """``tide maintain``: upkeep of the dataset."""
 
 import logging
+import os
 import signal
 import threading
+import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tide_platform.config import TideError, load_settings
+from tide_platform.config import Settings, TideError, load_settings
+
+if TYPE_CHECKING:
+    from tide_platform.store.upkeep import Upkeep
 
 _SLICE_SECONDS = 5.0
 log = logging.getLogger("tide.maintain")
@@ -48,8 +53,28 @@ def command(
             finished = True
         if finished and once:
             break
-        stop.wait(interval if finished else 0)
+        _rest(settings, upkeep, stop, interval if finished else 0)
     held = upkeep.lease.epoch
     upkeep.lease.release()
     counts = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in upkeep.counts.to_json().items())
     typer.echo(f"maintain: {counts}" if held or not once else "maintain: another process does it now")
+
+
+def _rest(settings: Settings, upkeep: "Upkeep", stop: threading.Event, seconds: float) -> None:
+    """Waits, and writes the status file meanwhile: the process's sign of life, with its counts."""
+    from tide_platform.capture.folder import write_status
+    from tide_platform.ingest.counts import BEAT_SECONDS
+    from tide_platform.metrics.files import MAINTAIN_STATUS
+
+    settings.state.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + seconds
+    while True:
+        counts = {f"upkeep_{name}": value for name, value in upkeep.counts.to_json().items()}
+        status = {"pid": os.getpid(), "at": time.time(), **counts}
+        try:
+            write_status(settings.state / MAINTAIN_STATUS, status)
+        except OSError as error:
+            log.error("%s", error)
+        left = end - time.monotonic()
+        if left <= 0 or stop.wait(min(left, BEAT_SECONDS)):
+            return

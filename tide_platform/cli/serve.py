@@ -1,9 +1,12 @@
 """``tide serve``: the SGLang server with capture."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from tide_platform.evaluation.speculation import Acceptance
 
 
 def command(
@@ -33,7 +36,20 @@ def command(
         settings.serving.port = port
     if k is not None:
         settings.serving.k = k
+
+    def known(digest: str) -> "Acceptance":
+        from tide_platform.control.speculation import known_acceptance
+
+        return known_acceptance(settings, digest)
+
+    def champion() -> Path | None:
+        if settings.cluster is None or not settings.serving.k:  # on one machine the pointer is right
+            return None
+        from tide_platform.control.champion import starting_draft
+
+        return starting_draft(settings)
+
     if dry_run:
-        show_plan(settings, draft, typer.echo)
+        show_plan(settings, draft or champion(), typer.echo, known)
         return
-    raise typer.Exit(serve(settings, typer.echo, draft))
+    raise typer.Exit(serve(settings, typer.echo, draft, known, champion))

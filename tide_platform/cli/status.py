@@ -57,6 +57,14 @@ def _show(overview: "Overview") -> None:
     for server in overview.servers:
         servers.add_row(*_row(server, overview.champion))
     console.print(servers)
+    for fallen in overview.fallen:
+        console.print(f"fallen: {fallen}", markup=False)
+    if overview.suspected:
+        console.print(
+            f"SUSPECTED: {overview.suspected}; it is compared with the draft before it", markup=False
+        )
+    if not overview.collection.on:
+        console.print(f"capture is off: {overview.collection.reason}", markup=False)
     states = ", ".join(f"{count} {state}" for state, count in sorted(overview.windows.items()))
     console.print(f"windows: {states or 'none yet'}")
     for verdict in overview.verdicts:

@@ -44,7 +44,8 @@ class Ending:
     def leave(self, text: str) -> NoReturn:
         """Says it and exits as a process does that a signal ended."""
         by = self.by or signal.SIGTERM
-        print(f"error: {by.name}: {text}", file=sys.stderr)
+        if _first():
+            print(f"error: {by.name}: {text}", file=sys.stderr)
         raise typer.Exit(_BY_SIGNAL + by)
 
     def _handle(self, number: int, _frame: object) -> None:
@@ -61,7 +62,8 @@ def command(
     ] = False,
 ) -> None:
     """Fine-tune a draft as a job file says; writes the checkpoint and result.json into the job's folder. A
-    run that was interrupted goes on.
+    run that was interrupted goes on. Under torchrun (torchrun -m tide_platform train ...) all processes
+    share each step.
     """
     from tide_platform.training.job import TrainJob
     from tide_platform.training.progress import Stopped
@@ -89,10 +91,18 @@ class Report:
     done: "Callable[[TrainResult], None]"
 
 
+def _first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def _reporting() -> Iterator[Report]:
-    """Dagster Pipes when its context is there, a progress bar on a terminal, else JSON lines."""
-    if os.environ.get("DAGSTER_PIPES_CONTEXT"):
+    """Dagster Pipes when its context is there, a progress bar on a terminal, else JSON lines; of several
+    processes the first one tells.
+    """
+    if not _first():
+        yield Report(lambda record: None, lambda records: None, lambda result: None)
+    elif os.environ.get("DAGSTER_PIPES_CONTEXT"):
         from dagster_pipes import open_dagster_pipes
 
         with open_dagster_pipes() as pipes:

@@ -12,7 +12,7 @@ from tide_platform.config.schema import CONFIG_VERSION, Settings
 
 PREFIX = "TIDE_"
 # variables of that prefix that are no settings: where things are, and what parents tell their children
-NOT_SETTINGS = {"TIDE_HOME", "TIDE_CONFIG", "TIDE_ENGINE_CONFIG", "TIDE_ADMIN_KEY"}
+NOT_SETTINGS = {"TIDE_HOME", "TIDE_CONFIG", "TIDE_ENGINE_CONFIG", "TIDE_ADMIN_KEY", "TIDE_NOTIFY__URLS"}
 
 
 def load_settings(path: Path | None = None, environ: dict[str, str] | None = None) -> Settings:

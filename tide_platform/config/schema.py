@@ -4,13 +4,12 @@ from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from tide_platform.config.cluster import Cluster
+from tide_platform.config.section import Section
 
 CONFIG_VERSION = 1
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
 
 class Serving(Section):
@@ -24,7 +23,8 @@ class Serving(Section):
     )
     k: int = Field(default=2, ge=0, le=16)  # speculative steps; 0 serves the target alone
     adaptive: bool = False  # SGLang changes k between rounds, by batch size and acceptance
-    adaptive_config: Path | None = None  # its JSON file of candidate steps; None: SGLang's own
+    # its JSON file of candidate steps; None: made from the cost model, or SGLang's own (docs/speculation.md)
+    adaptive_config: Path | None = None
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     context_length: int = Field(default=1024, ge=16)
     max_running_requests: int = Field(default=16, ge=1)
@@ -35,6 +35,10 @@ class Serving(Section):
     overlap_schedule: bool = False  # on a GPU, with a draft: untested together with capture
     threads: int = Field(default=2, ge=1)  # OMP_NUM_THREADS of the server
     tp_size: int = Field(default=1, ge=1)
+    # data-parallel ranks, each with its own requests: replicas of tp_size GPUs, or with dp_attention the
+    # attention of a part of the tp_size GPUs each (docs/capture.md)
+    dp_size: int = Field(default=1, ge=1)
+    dp_attention: bool = False
     attention_backend: str | None = None  # None: torch_native on CPU, else SGLang's own choice
     reasoning_parser: str | None = None  # of the target's thinking, by SGLang's name
     tool_call_parser: str | None = None  # of the target's tool calls, by SGLang's name
@@ -120,6 +124,8 @@ class Window(Section):
     min_samples: int = Field(default=256, ge=2)
     # fewer samples are a window as well once they have so many tokens; None: samples alone count
     min_tokens: int | None = Field(default=None, ge=1)
+    # fewer samples are a window as well when live acceptance has fallen; None: a fall alone trains nothing
+    drift_samples: int | None = Field(default=None, ge=2)
     # when windows land faster than they are trained: train the newest alone, the newest with the samples of
     # those before it, or every one in turn
     policy: Literal["latest", "merge", "all"] = "merge"
@@ -160,8 +166,15 @@ class Training(Section):
     # far as that takes less than 5 % of the time
     checkpoint_seconds: float = Field(default=60.0, ge=0)
     prefetch_steps: int = Field(default=4, ge=1)  # steps whose samples are read ahead
-    cache_bytes: int = Field(default=2 << 30, ge=0)  # of samples kept in memory for later epochs
+    cache_bytes: int = Field(
+        default=2 << 30, ge=0
+    )  # of samples kept in each process's memory for later epochs
     autocast: bool = True  # bf16 matrix products, fp32 masters
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # cuda is ROCm's name too; auto: a GPU where there is one
+    # of several processes: each holds all weights (DDP), or a shard of weights and moments (FSDP2)
+    parallel: Literal["replicate", "shard"] = "replicate"
+    # of a micro-batch, each sample counted as the longest: memory, never the result
+    micro_batch_positions: int = Field(default=8192, ge=64)
     threads: int = Field(default=2, ge=1)
     seed: int = 0
 
@@ -170,10 +183,17 @@ class Gate(Section):
     """Champion against challenger (acceptance replay, paired)."""
 
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
-    # challenger/champion acceptance length - 1, lower bound, on the window
+    # challenger/champion predicted tokens a second - 1, lower bound, on the window (docs/evaluation.md)
     min_gain: float = Field(default=0.02, ge=0)
+    # batch sizes that tokens a second are predicted for: those of so many hours of decode steps
+    histogram_hours: float = Field(default=24.0, gt=0)
     # challenger/champion acceptance length on the reference set
     reference_floor: float = Field(default=0.95, gt=0, le=1)
+    # the same on each slice of the window (tenant, prompt length, flags, temperature) ...
+    slice_floor: float = Field(default=0.95, gt=0, le=1)
+    slice_requests: int = Field(default=20, ge=2)  # ... that has so many requests
+    # each cycle's consistency check runs the whole of `tide gate`, with a server of its own: minutes more
+    own_server: bool = False
 
 
 class Rollout(Section):
@@ -193,6 +213,66 @@ class Rollout(Section):
     max_aborts: float = Field(default=0.05, ge=0, le=1)  # further share of requests that are aborted
 
 
+class Watch(Section):
+    """The served draft, watched for as long as it is served (see docs/control.md)."""
+
+    sensor_seconds: int = Field(default=10, ge=1)
+    # for one answer of a server to a sensor's tick; one that hangs is looked at again with the next
+    answer_seconds: float = Field(default=10.0, gt=0)
+    # of a new champion: frozen, its later acceptance is compared with theirs
+    reference_requests: int = Field(default=200, ge=10)
+    recent_requests: int = Field(default=200, ge=10)  # the newest ones, which are compared
+    slice_requests: int = Field(default=30, ge=10)  # a tenant with fewer newest ones is not looked at alone
+    confidence: float = Field(default=0.99, gt=0.5, lt=1)
+    max_loss: float = Field(default=0.05, ge=0, lt=1)  # of acceptance length, before it counts as a drift
+    # the draft before is replayed beside a champion that fell, on so many of its newest samples
+    replay_samples: int = Field(default=64, ge=8)
+    # acceptance length of the draft before / champion's - 1, lower bound: it is served again
+    rollback_gain: float = Field(default=0.02, ge=0)
+    mend_seconds: float = Field(default=60.0, ge=0)  # between two runs that mend
+    # the measured speed-up over no speculation: over so many minutes, by batch sizes with so many requests
+    speed_minutes: float = Field(default=10.0, gt=0)
+    speed_requests: int = Field(default=30, ge=1)
+
+
+class Collection(Section):
+    """When the servers capture (see docs/control.md)."""
+
+    # auto: off when training stops paying, on again when live acceptance falls
+    mode: Literal["auto", "always"] = "auto"
+    patience: int = Field(default=3, ge=1)  # rejected challengers in a row until training does not pay
+
+
+class Schedule(Section):
+    """What Dagster starts by the clock (see docs/dagster.md), and when it calls an asset stale."""
+
+    # cron strings, in the time zone
+    maintenance: str = "15 3 * * *"
+    evaluation: str = "45 3 * * *"  # of the served draft on the reference set
+    time_zone: str = "UTC"
+    # hours without a new window, without a newly served draft: the asset's page says that it is stale
+    hidden_states_hours: float = Field(default=48.0, ge=0.02)
+    serving_draft_hours: float = Field(default=336.0, ge=0.02)
+
+
+class Notify(Section):
+    """Who is told of what happened (see docs/dagster.md). Addresses hold secrets, so they are no settings:
+    they come from the variable TIDE_NOTIFY__URLS, or from ``urls_file``.
+    """
+
+    urls_file: Path | None = None  # one address a line, as the apprise library writes them
+    # of the audit (`tide audit`): what is told of
+    actions: list[str] = ["rolled back", "failed", "frozen", "mended"]
+    tries: int = Field(default=3, ge=1, le=10)  # at one address, within one look
+    timeout_s: float = Field(default=10.0, gt=0)  # of one try
+    # what no address has taken is tried again with the next look, until it is so old
+    give_up_s: float = Field(default=3600.0, ge=0)
+    sensor_seconds: int = Field(default=30, ge=1)  # between two looks
+    # what is not as it should be (a server that does not answer, a rollout that stands still) is told of when
+    # it has stood for so long
+    patience_s: float = Field(default=300.0, ge=0)
+
+
 class Registry(Section):
     tracking_uri: str = "sqlite:///.tide/mlflow.db"
     experiment: str = "tide-drafts"
@@ -200,6 +280,31 @@ class Registry(Section):
 
 class Ledger(Section):
     url: str = "sqlite:///.tide/ledger.db"  # SQLAlchemy URL
+
+
+class Metrics(Section):
+    """What `tide metrics` tells Prometheus, and how often it looks (see docs/metrics.md)."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=9464, ge=1, le=65535)
+    # on one machine all; in a cluster an exporter without `files`, and one of `files` alone beside each spool
+    parts: list[Literal["ledger", "live", "controls", "servers", "dataset", "files"]] = [
+        "ledger",
+        "live",
+        "controls",
+        "servers",
+        "dataset",
+        "files",
+    ]
+    scrape_seconds: float = Field(default=5.0, gt=0)  # an answer takes no longer, whatever hangs
+    interval_seconds: float = Field(default=5.0, ge=0)  # ledger, servers and files are read so often at most
+    store_seconds: float = Field(default=60.0, ge=0)  # ... and the dataset
+    live_seconds: float = Field(default=900.0, gt=0)  # that live figures which are no counters look back
+    # live counters of a draft, tenant and batch size are told for so long after their last request, and of
+    # so many of them at most
+    live_hours: float = Field(default=24.0, gt=0)
+    live_groups: int = Field(default=500, ge=1)
+    dead_seconds: float = Field(default=60.0, gt=0)  # a process whose status file is older is taken for dead
 
 
 class Stack(Section):
@@ -215,7 +320,7 @@ class Settings(Section):
     """A deployment: one served target with its line of drafts."""
 
     config_version: Literal[1] = CONFIG_VERSION
-    deployment: str = Field(default="demo", pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")
+    deployment: str = Field(default="demo", pattern=r"^[a-z0-9]([a-z0-9-]{0,39}[a-z0-9])?$")
     target: Path | None = None  # a Hugging Face folder; None: the prepared SmolLM2-135M-Instruct
     draft: Path | None = None  # the first champion; None: the draft that ships with the project
     state: Path = Path(".tide")  # spool, staged drafts, logs, sockets
@@ -229,9 +334,15 @@ class Settings(Section):
     training: Training = Training()
     gate: Gate = Gate()
     rollout: Rollout = Rollout()
+    watch: Watch = Watch()
+    collection: Collection = Collection()
+    schedule: Schedule = Schedule()
+    notify: Notify = Notify()
     registry: Registry = Registry()
     ledger: Ledger = Ledger()
+    metrics: Metrics = Metrics()
     stack: Stack = Stack()
+    cluster: Cluster | None = None  # None: processes on this machine
 
     @model_validator(mode="after")
     def _sample_fits_context(self) -> "Settings":

@@ -30,6 +30,13 @@ class Action(StrEnum):
     THAWED = "thawed"
     BARRED = "barred"
     UNBARRED = "unbarred"
+    DRIFTED = "drifted"  # live acceptance fell
+    CAPTURE_ON = "capture on"
+    CAPTURE_OFF = "capture off"
+    MENDED = "mended"  # a server that served another draft than the champion
+    SLOWER = "slower"  # speculation than none, at a batch size
+    FASTER = "faster"  # ... again
+    CLEARED = "cleared"  # a champion that was suspected to be worse than the draft before it
 
 
 @dataclass(frozen=True)
@@ -70,3 +77,14 @@ def entries(db: Connection, deployment: str, most: int | None = None) -> list[En
         values: dict[str, Any] = dict(row)
         found.append(Entry(action=Action(values.pop("action")), **values))
     return found[::-1]
+
+
+def entries_after(db: Connection, deployment: str, row: int, most: int) -> list[tuple[int, Entry]]:
+    """The first ``most`` behind row number ``row``, oldest first, each with its number."""
+    query = select(audit).where(audit.c.deployment == deployment, audit.c.id > row).order_by(audit.c.id)
+    found = []
+    for each in db.execute(query.limit(most)).mappings():
+        values: dict[str, Any] = dict(each)
+        number = values.pop("id")
+        found.append((number, Entry(action=Action(values.pop("action")), **values)))
+    return found

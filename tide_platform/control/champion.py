@@ -2,7 +2,9 @@
 registry.
 """
 
-from collections.abc import Iterator
+import logging
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +13,18 @@ from typing import TYPE_CHECKING, Any
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from tide_platform.config import Settings, TideError, draft_digest
+from tide_platform.config.redact import shown_settings
 from tide_platform.serving.client import ServerUnreachable
-from tide_platform.serving.drafts import resolve_draft, stage_draft
-from tide_platform.serving.fleet import connect_all, served_by, the_one
+from tide_platform.serving.drafts import deployed_draft, resolve_draft, stage_draft
+from tide_platform.serving.fleet import connect_all, require_all, served_by, the_one
 
 if TYPE_CHECKING:
     from tide_platform.control.ledger import Ledger
     from tide_platform.control.rollout import Means
-    from tide_platform.registry.mlflow_registry import DraftVersion
+    from tide_platform.control.rollouts import Rollout
+    from tide_platform.registry.mlflow_registry import DraftRegistry, DraftVersion
 
+logger = logging.getLogger("tide")
 SERVER_POLL_S = 2.0
 
 
@@ -65,7 +70,15 @@ def means(settings: Settings, ledger: "Ledger") -> Iterator["Means"]:
         registry.point(CHAMPION, version)
 
     with connect_all(settings) as servers:
-        yield Means(settings, ledger, servers, lambda digest: fetch_draft(settings, digest), promote)
+        yield Means(
+            settings,
+            ledger,
+            servers,
+            lambda digest: fetch_draft(settings, digest),
+            promote,
+            lambda rollout, served, evidence: _tell(registry, rollout, served, evidence),
+            lambda: require_all(settings, len(servers)),
+        )
 
 
 def served_digest(settings: Settings) -> str:
@@ -82,6 +95,27 @@ def served_digest(settings: Settings) -> str:
     )
     with connect_all(settings) as servers:
         return the_one(served_by(servers, patient(lambda server: server.status())))
+
+
+def starting_draft(settings: Settings) -> Path | None:
+    """The folder of the draft that a server of a cluster starts with: the champion, staged and checked,
+    fetched from the object store where its volume lacks it. None: nothing was deployed yet.
+
+    A ledger that does not answer stops no server that has a pointer on its volume: an older draft is slower,
+    and the watch brings the champion. Raises :class:`LedgerUnreachable` where there is none,
+    :class:`DraftNotStored`.
+    """
+    champion, _ = _known(settings)
+    return fetch_draft(settings, champion) if champion else None
+
+
+def allowed_drafts(settings: Settings) -> set[str]:
+    """Drafts that a server may serve now: the champion, and both of a rollout that is under way. Empty where
+    nothing was deployed yet. Raises :class:`LedgerUnreachable` as :func:`starting_draft` does.
+    """
+    champion, rollout = _known(settings)
+    under_way = {rollout.challenger, rollout.previous} if rollout else set()
+    return under_way | ({champion} if champion else set())
 
 
 def ensure_champion(settings: Settings, ledger: "Ledger") -> Champion:
@@ -142,10 +176,43 @@ def draft_key(settings: Settings, digest: str) -> str:
     return f"{settings.deployment}/drafts/{digest}"
 
 
+def _known(settings: Settings) -> "tuple[str | None, Rollout | None]":
+    """Champion and unfinished rollout by the ledger; the pointer on this volume where it does not answer."""
+    from tide_platform.control.database import LedgerUnreachable
+    from tide_platform.control.ledger import opened
+
+    try:
+        with opened(settings.ledger.url) as ledger:
+            deployment = settings.deployment
+            return ledger.champion(deployment), ledger.rollouts.unfinished(deployment)
+    except LedgerUnreachable as error:
+        pointed = deployed_draft(settings)
+        if pointed is None:
+            raise
+        logger.warning("%s; taking %s for the champion, which this volume points to", error, pointed.name)
+        return pointed.name, None
+
+
 def _objects(settings: Settings) -> Any:
     from tide_platform.store.objects import ObjectStore
 
     return ObjectStore(settings.storage)
+
+
+def _tell(registry: "DraftRegistry", rollout: "Rollout", served: bool, evidence: Mapping[str, Any]) -> None:
+    """How a rollout ended, on the versions of its drafts. For people: servers, pointer and alias are right by
+    now, and a registry that does not take it stops no rollout.
+    """
+    from tide_platform.control.told import of_rollout
+    from tide_platform.registry.mlflow_registry import RegistryUnavailable
+
+    try:
+        for digest, told in of_rollout(rollout, served, evidence, time.time()).items():
+            version = registry.version_of(digest)
+            if version is not None:
+                registry.tell(version, **vars(told))
+    except RegistryUnavailable as error:
+        logger.warning("how the rollout of %s ended is not in MLflow: %s", rollout.challenger, error)
 
 
 def _find(settings: Settings, digest: str) -> Path:
@@ -158,9 +225,9 @@ def _find(settings: Settings, digest: str) -> Path:
 
 def _register_first(settings: Settings, registry: Any, digest: str, folder: Path) -> "DraftVersion":
     uri = store_draft(settings, folder, digest)
-    run_id = registry.begin(
-        f"served {digest}", {"digest": digest}, {"origin": "served before it was registered"}
-    )
-    version = registry.register(run_id, folder, digest, uri, {"origin": "served"}, {})
+    tags = {"digest": digest, "origin": "served"}
+    files = {"settings.yaml": shown_settings(settings)}
+    run_id = registry.begin(f"served {digest}", tags, {"serving.k": settings.serving.k}, files)
+    version = registry.register(run_id, folder, digest, uri, tags, {})
     registry.end(run_id)
     return version

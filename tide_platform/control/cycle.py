@@ -6,23 +6,28 @@ already finds it and returns.
 """
 
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from tide_platform.config import Settings
+from tide_platform.config.redact import shown_settings
 from tide_platform.control.audit import by_run
 from tide_platform.control.champion import ensure_champion, fetch_draft, means, served_digest, store_draft
 from tide_platform.control.dataset import PastData, WindowData, read_past, read_window
+from tide_platform.control.guard import Barred
+from tide_platform.control.history import histogram
 from tide_platform.control.hold import Hold, hold
 from tide_platform.control.ledger import Ledger
 from tide_platform.control.progress import LiveMetrics
 from tide_platform.control.promotion import Verdict
 from tide_platform.control.records import WindowRecord
-from tide_platform.control.rollout import Deployed, NotJudged, roll_out
+from tide_platform.control.rollout import Deployed, NotJudged, WorseLive, roll_out
 from tide_platform.control.rollouts import Order
 from tide_platform.control.states import NotTrained, State, WindowKey
+from tide_platform.control.told import of_verdict, training_params, training_tags
 
 
 class TrainCommand(Protocol):
@@ -88,21 +93,18 @@ def train_window(turn: Turn, command: TrainCommand) -> Trained:
         data = read_window(turn.settings, record)
         past = read_past(turn.settings, turn.ledger, record, data)
         counts = {name: len(ids) for name, ids in vars(data.division).items()} | {"past": len(past.train)}
+        tags = training_tags(record, turn.run_id, champion.digest, champion.version.version)
+        params = {
+            **training_params(turn.settings),
+            **{f"samples_{name}": count for name, count in counts.items()},
+            "samples_lost": data.lost,
+            "samples_lost_past": past.lost,
+        }
         run_id = registry.begin(
             str(turn.key),
-            {
-                "window": turn.key.window,
-                "lance_version": str(record.lance_version),
-                "parent": champion.digest,
-                "dagster_run_id": turn.run_id,
-                "attempt": str(record.attempt),
-            },
-            {
-                **turn.settings.training.model_dump(),
-                **{f"samples_{name}": count for name, count in counts.items()},
-                "samples_lost": data.lost,
-                "samples_lost_past": past.lost,
-            },
+            tags,
+            params,
+            {"settings.yaml": shown_settings(turn.settings)},
         )
         done = False
         try:
@@ -111,7 +113,7 @@ def train_window(turn: Turn, command: TrainCommand) -> Trained:
             job = _write_job(turn, record, data, past, champion.folder, work)
             with LiveMetrics(registry, run_id) as metrics:
                 command(job, metrics.on_step, held.lost.is_set)
-            trained = _keep(turn, held, registry, run_id, champion.digest, work)
+            trained = _keep(turn, held, registry, run_id, tags, params, work)
             registry.point(CHALLENGER, registry.version_of(trained.challenger) or champion.version)
             shutil.rmtree(work, ignore_errors=True)
             done = True
@@ -140,13 +142,12 @@ def judge_window(turn: Turn) -> Verdict:
                 return verdict
         earlier = sum(verdict.challenger == challenger for verdict in known)
         drafts = champion.folder, fetch_draft(turn.settings, challenger)
-        verdict = judge(turn.settings, held.record, *drafts, earlier=earlier)
+        verdict = judge(turn.settings, held.record, *drafts, steps=batch_sizes(turn), earlier=earlier)
         held.check()
         registry = DraftRegistry(turn.settings)
         version = registry.version_of(challenger)
         if version is not None:
-            word = "passed" if verdict.passed else "rejected"
-            registry.judge(version, verdict.metrics(), verdict.to_json(), word)
+            registry.tell(version, **vars(of_verdict(verdict)))
         turn.ledger.judged(
             turn.key,
             turn.run_id,
@@ -158,10 +159,17 @@ def judge_window(turn: Turn) -> Verdict:
         return verdict
 
 
+def batch_sizes(turn: Turn) -> dict[int, int]:
+    """Decode steps of the deployment's servers by batch size, of the newest ``gate.histogram_hours``."""
+    since = time.time() - turn.settings.gate.histogram_hours * 3600
+    return histogram(turn.ledger.history.steps(turn.key.deployment, since))
+
+
 def deploy_window(turn: Turn) -> Deployed:
     """Serve the window's challenger on all servers, by :func:`tide_platform.control.rollout.roll_out`.
 
-    Raises what it raises, :class:`Frozen`, :class:`Barred`, :class:`NotJudged`, and the ledger's errors.
+    A window whose challenger live traffic shows to be worse is rejected. Raises what the rollout raises,
+    :class:`Frozen`, :class:`Barred`, :class:`NotJudged`, and the ledger's errors.
     """
     deployment = turn.key.deployment
     with turn.hold() as held, means(turn.settings, turn.ledger) as given:
@@ -182,7 +190,11 @@ def deploy_window(turn: Turn) -> Deployed:
             window=turn.key.window,
             run_id=turn.run_id,
         )
-        return roll_out(given, order, fence=fence)
+        try:
+            return roll_out(given, order, fence=fence)
+        except (WorseLive, Barred) as error:  # trying again would end the same way
+            turn.ledger.refused(turn.key, turn.run_id, str(error))
+            raise
 
 
 @dataclass(frozen=True)
@@ -214,10 +226,10 @@ def _write_job(
     turn: Turn, record: WindowRecord, data: WindowData, past: PastData, parent: Path, work: Path
 ) -> Path:
     from tide_platform.serving.target import resolve_target
-    from tide_platform.training.job import TrainJob
+    from tide_platform.training.job import TrainJob, without_secrets
 
     job = TrainJob(
-        settings=turn.settings,
+        settings=without_secrets(turn.settings),
         target=resolve_target(turn.settings).resolve(),
         parent=parent.resolve(),
         lance_version=data.version,
@@ -241,7 +253,15 @@ def _write_job(
     return path.resolve()
 
 
-def _keep(turn: Turn, held: Hold, registry: Any, run_id: str, parent: str, work: Path) -> Trained:
+def _keep(
+    turn: Turn,
+    held: Hold,
+    registry: Any,
+    run_id: str,
+    tags: dict[str, str],
+    params: dict[str, Any],
+    work: Path,
+) -> Trained:
     """Store and register what the trainer left in ``work``, then tell the ledger."""
     import json
 
@@ -256,13 +276,7 @@ def _keep(turn: Turn, held: Hold, registry: Any, run_id: str, parent: str, work:
     digest = draft_digest(folder)
     held.check()
     uri = store_draft(turn.settings, folder, digest)
-    tags = {
-        "window": turn.key.window,
-        "lance_version": str(record.lance_version),
-        "parent": parent,
-        "dagster_run_id": turn.run_id,
-    }
-    version = registry.register(run_id, folder, digest, uri, tags, turn.settings.training.model_dump())
+    version, parent = registry.register(run_id, folder, digest, uri, tags, params), tags["parent"]
     turn.ledger.trained(turn.key, turn.run_id, challenger=digest, parent=parent, mlflow_run=version.run_id)
     return Trained(
         challenger=digest,

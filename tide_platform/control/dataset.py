@@ -13,7 +13,16 @@ from tide_platform.config import Settings
 from tide_platform.control.database import LedgerUnreachable
 from tide_platform.control.ledger import Ledger
 from tide_platform.control.records import WindowRecord
-from tide_platform.control.windows import REFERENCE_TENANT, VALIDATION, Division, Ref, divide, halve
+from tide_platform.control.windows import (
+    REFERENCE_JUDGE_SHARE,
+    REFERENCE_TENANT,
+    VALIDATION,
+    Division,
+    NoReference,
+    Ref,
+    divide,
+    halve,
+)
 
 if TYPE_CHECKING:
     from tide_platform.store.hidden_states import HiddenStates
@@ -101,6 +110,28 @@ def read_window(settings: Settings, record: WindowRecord) -> WindowData:
             break
     division = divide(record.key.deployment, samples, reference, settings.window.validation_share)
     return WindowData(division, version, record.samples - len(samples))
+
+
+@dataclass(frozen=True)
+class ReferenceData:
+    """The reference set as it is now. ``judge``: kept from training in every window; ``others``: the rest."""
+
+    version: int
+    judge: list[str]
+    others: list[str]
+
+
+def read_reference(settings: Settings) -> ReferenceData:
+    """The reference set at the newest version. Raises :class:`NoReference`, and what the store raises."""
+    from tide_platform.store.hidden_states import open_store
+
+    store = open_store(settings)
+    version = store.tip().version
+    refs = store.refs(version, f"tenant = '{REFERENCE_TENANT}'") if version else []
+    judge, others = halve(refs, REFERENCE_JUDGE_SHARE, REFERENCE_TENANT)
+    if not judge:
+        raise NoReference(settings.deployment, len(refs))
+    return ReferenceData(version, [ref.sample_id for ref in judge], [ref.sample_id for ref in others])
 
 
 @dataclass(frozen=True)

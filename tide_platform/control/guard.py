@@ -99,6 +99,15 @@ class Guard:
         with self._database.read() as db:
             return _held(db, select(*bars.c["actor", "reason", "at"]).where(*where))
 
+    def barred_drafts(self, deployment: str) -> dict[str, Held]:
+        """All barred drafts by digest, oldest bar first."""
+        query = select(*bars.c["digest", "actor", "reason", "at"]).where(bars.c.deployment == deployment)
+        with self._database.read() as db:
+            return {
+                row.digest: Held(row.actor, row.reason, row.at)
+                for row in db.execute(query.order_by(bars.c.at))
+            }
+
     def check(self, deployment: str, digest: str) -> None:
         """Raises :class:`Frozen`, :class:`Barred`: may the platform promote this draft by itself?"""
         if (held := self.frozen(deployment)) is not None:

@@ -11,12 +11,15 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
 
 from tide_platform.control import audit, tables
 from tide_platform.control.audit import Action, Entry
+from tide_platform.control.controls import Controls
 from tide_platform.control.database import Database
+from tide_platform.control.figures import Figures
 from tide_platform.control.guard import Guard
+from tide_platform.control.history import History
 from tide_platform.control.records import (
     Cut,
     Scan,
@@ -44,6 +47,9 @@ class Ledger:
         self._clock = clock
         self.guard = Guard(self._database, clock)
         self.rollouts = Rollouts(self._database, clock)
+        self.history = History(self._database, clock)
+        self.controls = Controls(self._database, clock)
+        self.figures = Figures(self._database)
 
     def close(self) -> None:
         self._database.close()
@@ -104,10 +110,20 @@ class Ledger:
         """The windows that are not at an end, oldest first."""
         return self.windows(deployment, OPEN)
 
+    def last_cut(self, deployment: str) -> float:
+        """When the newest window was cut (Unix time, seconds); 0 where none was."""
+        query = select(func.max(_W.c.created_at)).where(_W.c.deployment == deployment)
+        with self._database.read() as db:
+            return db.execute(query).scalar() or 0.0
+
     def verdict(self, deployment: str, challenger: str, champion: str) -> VerdictRecord | None:
         """The last verdict on this challenger against this champion."""
+        table = tables.verdicts
+        pair = (table.c.challenger == challenger, table.c.champion == champion)
+        query = select(table).where(table.c.deployment == deployment, *pair).order_by(table.c.id.desc())
         with self._database.read() as db:
-            return _verdict(db, deployment, challenger, champion)
+            row = db.execute(query.limit(1)).first()
+        return _verdict_record(row) if row else None
 
     def verdicts_of(self, key: WindowKey) -> list[VerdictRecord]:
         """All verdicts of a window, oldest first."""
@@ -131,6 +147,13 @@ class Ledger:
         query = select(table).where(table.c.deployment == deployment).order_by(table.c.id)
         with self._database.read() as db:
             return [dict(row._mapping) for row in db.execute(query)]
+
+    def champion(self, deployment: str) -> str | None:
+        """Digest of the draft that was deployed last; None before the first deployment."""
+        table = tables.deployments
+        query = select(table.c.served).where(table.c.deployment == deployment).order_by(table.c.id.desc())
+        with self._database.read() as db:
+            return db.execute(query.limit(1)).scalar()
 
     # --- a run's transitions
 
@@ -211,8 +234,14 @@ class Ledger:
             if passed:
                 self._move(db, row, State.GATED, reason=reason)
             else:
-                self._move(db, row, State.REJECTED, reason=reason, holder=None)
-                self._note(db, key, audit.by_run(run_id), Action.REJECTED, reason, digest=row.challenger)
+                self._reject(db, row, run_id, reason)
+
+    def refused(self, key: WindowKey, run_id: str, reason: str) -> None:
+        """Its challenger passed and must not be served: live traffic showed that it is worse. The window is
+        at its end. Raises :class:`StaleRun`.
+        """
+        with self._database.write() as db:
+            self._reject(db, _held(db, key, run_id, {State.TRAINED, State.GATED}), run_id, reason)
 
     def rollout_served(self, rollout: Rollout, evidence: dict[str, Any]) -> None:
         """All servers serve the rollout's draft, and the alias points to it: its window, where it has one, is
@@ -281,10 +310,19 @@ class Ledger:
         with self._database.read() as db:
             return audit.entries(db, deployment, most)
 
+    def audit_after(self, deployment: str, row: int, most: int) -> list[tuple[int, Entry]]:
+        """The first ``most`` entries behind row number ``row``, oldest first, each with its number."""
+        with self._database.read() as db:
+            return audit.entries_after(db, deployment, row, most)
+
     def note(self, entry: Entry) -> None:
         """Adds an entry on what is no transition of a window."""
         with self._database.write() as db:
             audit.write(db, self._clock(), entry)
+
+    def _reject(self, db: Connection, row: WindowRecord, run_id: str, reason: str) -> None:
+        self._move(db, row, State.REJECTED, reason=reason, holder=None)
+        self._note(db, row.key, audit.by_run(run_id), Action.REJECTED, reason, digest=row.challenger)
 
     def _note(
         self, db: Connection, key: WindowKey, actor: str, action: Action, reason: str, **more: Any
@@ -351,17 +389,6 @@ def _scan(db: Connection, deployment: str) -> Scan:
     table = tables.scans
     row = db.execute(select(table).where(table.c.deployment == deployment)).first()
     return Scan(row.version, row.rows, row.last_row, row.pending) if row else Scan()
-
-
-def _verdict(db: Connection, deployment: str, challenger: str, champion: str) -> VerdictRecord | None:
-    table = tables.verdicts
-    where = (
-        table.c.deployment == deployment,
-        table.c.challenger == challenger,
-        table.c.champion == champion,
-    )
-    row = db.execute(select(table).where(*where).order_by(table.c.id.desc()).limit(1)).first()
-    return _verdict_record(row) if row else None
 
 
 def _verdict_record(row: Row[Any]) -> VerdictRecord:

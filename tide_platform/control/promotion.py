@@ -6,9 +6,12 @@ from typing import Any
 
 from tide_platform.config import TideError
 from tide_platform.evaluation.sequence import Evidence
-from tide_platform.evaluation.slices import Slice
+from tide_platform.evaluation.slices import Slice, under_floor
+from tide_platform.evaluation.throughput import Throughput
+from tide_platform.registry.names import CHAMPION_PREFIX, MOST_VALUES, SLICED, value_part
 
 SLACK_TOLD = 0.01  # nats: a reader is told when the target's probabilities are less well known than this
+OUTSIDE_TOLD = 0.05  # of the time at batch sizes without costs of their own
 
 
 class NotJudgedYet(TideError):
@@ -94,6 +97,9 @@ class Verdict:
     earlier: int = 0  # verdicts on this challenger before this one
     predicted: list[Predicted] = field(default_factory=list)
     costs: str = ""  # where the prediction's coefficients are from, or why there are none
+    throughput: Throughput | None = None  # what was decided on; None: the gain in acceptance length
+    slice_floor: float | None = None  # None in verdicts from before there was one
+    below_floor: list[Slice] = field(default_factory=list)  # slices that the challenger loses
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -102,49 +108,48 @@ class Verdict:
     def from_json(cls, raw: dict[str, Any]) -> "Verdict":
         sets: dict[str, Any] = {name: _comparison(raw[name]) for name in ("on_window", "on_reference")}
         sets["predicted"] = [Predicted.from_json(each) for each in raw.get("predicted", [])]
+        sets["throughput"] = Throughput.from_json(raw["throughput"]) if raw.get("throughput") else None
+        sets["below_floor"] = [Slice(**each) for each in raw.get("below_floor", [])]
         return cls(**(raw | sets))
 
-    def metrics(self) -> dict[str, float]:
-        """Flat figures for the registry; the champion's carry its name, so that runs can be compared."""
+    def metrics(self, slices: bool = True) -> dict[str, float]:
+        """Flat figures under the names of :mod:`tide_platform.registry.names`; the champion's stand beside
+        the challenger's.
+        """
         figures: dict[str, float] = {}
         for name, compared in (("window", self.on_window), ("reference", self.on_reference)):
             if compared is None:
                 continue
             figures[f"gain.{name}"] = compared.gain.point
             figures[f"gain_lower.{name}"] = compared.gain.lower
+            figures[f"gain_upper.{name}"] = compared.gain.upper
             figures[f"requests.{name}"] = compared.requests
-            figures[f"champion.acceptance_length.{name}"] = compared.champion.acceptance_length
             if compared.evidence is not None:
                 figures[f"gain_lower_any_time.{name}"] = compared.evidence.lower - 1
                 figures[f"e_value.{name}"] = compared.evidence.e_value
-            own = compared.challenger
-            figures[f"acceptance_length.{name}"] = own.acceptance_length
-            figures |= {f"acceptance_length.{name}.k{k}": value for k, value in enumerate(own.by_k, start=1)}
-            figures |= {
-                f"acceptance_rate.{name}.{i}": value for i, value in enumerate(own.by_position, start=1)
-            }
+            for prefix, of in (("", compared.challenger), (CHAMPION_PREFIX, compared.champion)):
+                length = f"{prefix}acceptance_length.{name}"
+                figures[length] = of.acceptance_length
+                figures |= {f"{length}.k{k}": value for k, value in enumerate(of.by_k, start=1)}
+                rates = enumerate(of.by_position, start=1)
+                figures |= {f"{prefix}acceptance_rate.{name}.{i}": value for i, value in rates}
+            if slices:
+                figures |= _slice_metrics(name, compared.slices)
         for each in self.predicted:
-            for k, speed in each.challenger.items():
-                figures[f"predicted_speed.batch{each.batch}.k{k}"] = speed
+            for prefix, speeds in (("", each.challenger), (CHAMPION_PREFIX, each.champion)):
+                batch = f"{prefix}predicted_speed.batch{each.batch}"
+                figures |= {f"{batch}.k{k}": speed for k, speed in speeds.items()}
+        if self.throughput is not None:
+            figures["predicted_gain"] = self.throughput.ratio - 1
+            figures["predicted_gain_lower"] = self.throughput.lower - 1
+            figures["predicted_speed"] = self.throughput.challenger
         return figures
 
     def markdown(self) -> str:
         """Tables of both drafts on both sets and by slice, what speed they predict, and the reasons."""
-        lines = [
-            f"**{'passed' if self.passed else 'rejected'}** at k = {self.k}",
-            "",
-            "| set | requests | champion | challenger | gain | interval |",
-            "| --- | --- | --- | --- | --- | --- |",
-        ]
-        for name, each in (("window", self.on_window), ("reference", self.on_reference)):
-            if each is not None:
-                lines.append(
-                    f"| {name} | {each.requests} | {each.champion.acceptance_length:.3f} | "
-                    f"{each.challenger.acceptance_length:.3f} | {each.gain.point:+.1%} | "
-                    f"{each.gain.lower:+.1%} to {each.gain.upper:+.1%} |"
-                )
-        lines += ["", *(f"- {reason}" for reason in self.reasons)]
-        return "\n".join(lines + _speed_table(self.predicted, self.costs) + _slice_table(self.on_window))
+        from tide_platform.control.verdict_page import page
+
+        return page(self)
 
     @property
     def summary(self) -> str:
@@ -163,23 +168,40 @@ def decide(
     confidence: float,
     min_gain: float,
     reference_floor: float,
+    slice_floor: float,
+    slice_requests: int,
     earlier: int = 0,
     predicted: Sequence[Predicted] = (),
     costs: str = "",
+    throughput: Throughput | None = None,
+    no_throughput: str = "",
 ) -> Verdict:
-    """Pass iff the gain's lower bound on the window reaches ``min_gain`` and the reference ratio
-    ``reference_floor``; where the challenger was judged before (``earlier`` verdicts), also the bound that
-    holds for any number of looks: a bootstrap's holds for one.
+    """Pass iff
+
+    - the lower bound of the gain on the window reaches ``min_gain``: of predicted ``throughput``, or where
+      there is none (``no_throughput`` says why), of the acceptance length at ``k``;
+    - where the challenger was judged before (``earlier`` verdicts), also the bound on acceptance that holds
+      for any number of looks: a bootstrap's holds for one;
+    - the reference ratio reaches ``reference_floor``;
+    - no slice of ``slice_requests`` requests or more is below ``slice_floor``
+      (:func:`~tide_platform.evaluation.slices.under_floor`).
     """
-    gains, keeps = on_window.gain.lower >= min_gain, on_reference.ratio >= reference_floor
+    gain = on_window.gain
+    if throughput is not None:
+        gain = Interval(throughput.ratio - 1, throughput.lower - 1, throughput.upper - 1)
+    gains, keeps = gain.lower >= min_gain, on_reference.ratio >= reference_floor
     holds = not earlier or (on_window.evidence is not None and on_window.evidence.lower - 1 >= min_gain)
+    lost = under_floor(on_window.slices, slice_floor, slice_requests)
+    what = "gain" if throughput is None else "predicted gain in tokens a second"
     reasons = [
-        f"gain on the window's {on_window.requests} requests {on_window.gain.point:+.1%}, lower bound "
-        f"{on_window.gain.lower:+.1%} at {confidence:.0%} confidence "
+        f"{what} on the window's {on_window.requests} requests {gain.point:+.1%}, lower bound "
+        f"{gain.lower:+.1%} at {confidence:.0%} confidence "
         + (f"reaches {min_gain:+.1%}" if gains else f"is below {min_gain:+.1%}"),
+        *_how(throughput, no_throughput, k),
         f"{on_reference.ratio:.3f} of the champion on {on_reference.requests} reference requests "
         + (f"keeps {reference_floor:.3f}" if keeps else f"is below {reference_floor:.3f}"),
         *_again(on_window, earlier, min_gain, holds),
+        *_lost(lost, slice_floor),
         *_limits(on_window),
     ]
     return Verdict(
@@ -190,14 +212,45 @@ def decide(
         confidence=confidence,
         min_gain=min_gain,
         reference_floor=reference_floor,
-        passed=gains and keeps and holds,
+        passed=gains and keeps and holds and not lost,
         reasons=reasons,
         on_window=on_window,
         on_reference=on_reference,
         earlier=earlier,
         predicted=list(predicted),
         costs=costs,
+        throughput=throughput,
+        slice_floor=slice_floor,
+        below_floor=lost,
     )
+
+
+def _how(throughput: Throughput | None, no_throughput: str, k: int) -> list[str]:
+    """What the gain is one of, and what a reader must know of the prediction."""
+    if throughput is None:
+        return (
+            [f"judged by acceptance at k = {k}: tokens a second are {no_throughput}"] if no_throughput else []
+        )
+    told = []
+    if throughput.challenger < 1:
+        told.append(
+            f"even the challenger is predicted to be slower than no speculation: {throughput.challenger:.2f} "
+            "times as fast at these batch sizes; see `tide speculation`"
+        )
+    if throughput.outside > OUTSIDE_TOLD:
+        told.append(
+            f"{throughput.outside:.0%} of the time at batch sizes outside of the measured ones, predicted at "
+            "the costs of the nearest; `tide bench cost-model` measures more"
+        )
+    return told
+
+
+def _lost(lost: Sequence[Slice], floor: float) -> list[str]:
+    return [
+        f"{1 + each.gain:.3f} of the champion on the {each.requests} requests of {each.name} is below "
+        f"{floor:.3f}"
+        for each in lost
+    ]
 
 
 def _again(on_window: Comparison, earlier: int, min_gain: float, holds: bool) -> list[str]:
@@ -222,32 +275,17 @@ def _limits(on_window: Comparison) -> list[str]:
     return told
 
 
-def _speed_table(predicted: Sequence[Predicted], costs: str) -> list[str]:
-    if not predicted:
-        return ["", f"Predicted speed: {costs}"] if costs else []
-    ks = [k for k in predicted[0].challenger if k]
-    lines = [
-        "",
-        f"Predicted speed over the target alone, champion → challenger ({costs}):",
-        "",
-        "| batch | " + " | ".join(f"k = {k}" for k in ks) + " |",
-        "| --- |" + " --- |" * len(ks),
-    ]
-    for each in predicted:
-        pairs = (f"{each.champion[k]:.2f} → {each.challenger[k]:.2f}" for k in ks)
-        lines.append(f"| {each.batch} | " + " | ".join(pairs) + " |")
-    return lines
-
-
-def _slice_table(compared: Comparison | None) -> list[str]:
-    if compared is None or not compared.slices:
-        return []
-    lines = ["", "| slice | requests | champion | challenger | gain |", "| --- | --- | --- | --- | --- |"]
-    return lines + [
-        f"| {each.dimension} {each.value} | {each.requests} | {each.champion:.3f} | {each.challenger:.3f} | "
-        f"{each.gain:+.1%} |"
-        for each in compared.slices
-    ]
+def _slice_metrics(name: str, slices: Sequence[Slice]) -> dict[str, float]:
+    """Of the slices with most requests, of each dimension whose values mean the same in every window."""
+    figures: dict[str, float] = {}
+    for dimension in SLICED:
+        of = sorted((each for each in slices if each.dimension == dimension), key=lambda one: -one.requests)
+        for each in of[:MOST_VALUES]:
+            at = f"{name}.{dimension}.{value_part(each.value)}"
+            figures[f"acceptance_length.{at}"] = each.challenger
+            figures[f"{CHAMPION_PREFIX}acceptance_length.{at}"] = each.champion
+            figures[f"gain.{at}"] = each.gain
+    return figures
 
 
 def _comparison(raw: dict[str, Any] | None) -> Comparison | None:

@@ -11,10 +11,13 @@ from typing import Protocol
 
 from tide_platform.config import Settings
 from tide_platform.control.backlog import folds
+from tide_platform.control.drift import Drift
 from tide_platform.control.ledger import Ledger
+from tide_platform.control.memory import NAME as MEMORY
+from tide_platform.control.memory import Memory
 from tide_platform.control.records import WindowRecord
 from tide_platform.control.states import State, WindowKey
-from tide_platform.control.windows import Ref, Rule, cut
+from tide_platform.control.windows import Fall, Ref, Rule, cut
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ def _cut(settings: Settings, ledger: Ledger, store: Store, result: Tick) -> None
     before = ledger.scan(settings.deployment)
     version, rows = store.tip()
     minimum = settings.window.min_samples
-    rule = Rule(minimum, settings.window.min_tokens)
+    rule = Rule(minimum, settings.window.min_tokens, _fall(settings, ledger))
     after, cuts = cut(
         settings.deployment, before, version, rows, lambda row_id: store.after(row_id, version), rule
     )
@@ -116,6 +119,20 @@ def _cut(settings: Settings, ledger: Ledger, store: Store, result: Tick) -> None
         result.notes.append(
             f"{rows} rows at version {version}; at most {waiting} of {minimum} samples for a window"
         )
+
+
+def _fall(settings: Settings, ledger: Ledger) -> Fall | None:
+    """A fall of live acceptance that no window was cut for yet; of several, since the last."""
+    samples = settings.window.drift_samples
+    if samples is None:
+        return None
+    memory = Memory.from_json(ledger.controls.get(settings.deployment, MEMORY))
+    last_cut = ledger.last_cut(settings.deployment)
+    new = [drift for drift in memory.drifted.values() if drift["at"] > last_cut]
+    if not new:
+        return None
+    text = "; ".join(str(Drift(**drift)) for drift in new)
+    return Fall(text, max(drift["at"] for drift in new), samples)
 
 
 def _fold(settings: Settings, ledger: Ledger, runs: Runs, result: Tick) -> None:

@@ -20,6 +20,18 @@ class UnknownWindow(LedgerError):
         super().__init__(key, "not in the ledger; the sensor enough_hidden_states cuts windows")
 
 
+class OtherDeployment(LedgerError):
+    """The code location of one deployment was asked to work on another's window."""
+
+    def __init__(self, key: WindowKey, own: str):
+        super().__init__(
+            key,
+            f"this code location works for deployment {own}; start the run from the job adapt_draft of the "
+            f"code location of {key.deployment}",
+        )
+        self.own = own
+
+
 class WindowHeld(LedgerError):
     def __init__(self, key: WindowKey, other: WindowKey, holder: str):
         super().__init__(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tide_platform.config import Settings, TideError, draft_digest
+from tide_platform.control.audit import Action
 from tide_platform.control.ledger import Ledger
 from tide_platform.control.rollouts import Order, Rollout, Step
 from tide_platform.control.watch import Finding, Limits, compare_live, whole
@@ -80,7 +81,9 @@ class Deployed:
 @dataclass
 class Means:
     """What a rollout works with. ``fetch(digest)`` stages a draft below ``drafts_folder``;
-    ``promote(digest)`` moves the alias.
+    ``promote(digest)`` moves the alias; ``told(rollout, served, evidence)`` hears how a rollout ended, before
+    the ledger says so: once or more often. It is for people, and must raise nothing. ``complete()`` raises
+    where servers are missing, which a new draft would pass by; the way back does not wait for them.
     """
 
     settings: Settings
@@ -88,6 +91,8 @@ class Means:
     servers: Sequence[Server]  # the canary first
     fetch: Callable[[str], Path]
     promote: Callable[[str], None]
+    told: Callable[[Rollout, bool, Mapping[str, Any]], None] = lambda *_: None
+    complete: Callable[[], None] = lambda: None
     sleep: Callable[[float], None] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
 
@@ -103,15 +108,18 @@ def roll_out(
 
     ``fence(champion)`` raises where the draft must not take the place of the one that is served now; it is
     asked under the lock. Raises what it raises, :class:`NotServed`, :class:`WorseLive`,
-    :class:`DeploymentBusy`, :class:`ServersDisagree`, :class:`TargetChanged`, :class:`StagedDraftBroken`.
+    :class:`DeploymentBusy`, :class:`ServersDisagree`, :class:`TargetChanged`, :class:`StagedDraftBroken`,
+    :class:`~tide_platform.cluster.discovery.ServersMissing`.
     """
     start, challenger = means.monotonic(), order.challenger
-    with _locked(means):
+    with alone(means.settings, means.ledger):
         settled = settle_locked(means)
         previous = the_one(served_by(means.servers))
         if previous == challenger and settled is not None and settled.challenger == challenger:
             return Deployed(challenger, None, None, None, means.monotonic() - start, settled.servers)
         fence(previous)
+        if order.action is not Action.ROLLED_BACK:
+            means.complete()
         urls = [server.base_url for server in means.servers]
         if previous == challenger:  # nobody knows how: only the rest is left
             rollout = means.ledger.rollouts.begin(means.settings.deployment, order, previous, urls)
@@ -128,7 +136,7 @@ def settle(means: Means) -> Rollout | None:
     """Finishes or undoes what a dead process left; the rollout, where there was one. Raises what
     :func:`roll_out` does.
     """
-    with _locked(means):
+    with alone(means.settings, means.ledger):
         return settle_locked(means)
 
 
@@ -206,6 +214,7 @@ def _forward(
 def _finish(means: Means, rollout: Rollout, evidence: dict[str, Any]) -> None:
     """Pointer, alias, ledger: in this order, so that the ledger says `served` only when all else does."""
     _record(means, rollout.challenger)
+    means.told(rollout, True, evidence)
     means.ledger.rollout_served(rollout, evidence)
 
 
@@ -226,6 +235,7 @@ def _undo(means: Means, rollout: Rollout, reason: str, **evidence: Any) -> None:
                 detail = f"{reason}; {server.base_url} does not take the previous draft back: {problem}"
                 raise TideError(f"rollout of {rollout.challenger}: {detail}; it is tried again")
     _record(means, rollout.previous)
+    means.told(rollout, False, {"undone": reason, **evidence})
     means.ledger.rollouts.undone(rollout, reason, **evidence)
 
 
@@ -266,8 +276,10 @@ def _last(server: Server) -> int:
 
 
 @contextlib.contextmanager
-def _locked(means: Means) -> Iterator[None]:
-    """One deployer at a time, on this machine and on this ledger."""
-    name = f"rollout:{means.settings.deployment}"
-    with deployment_lock(means.settings), means.ledger.lock(name, LOCK_WAIT_S):
+def alone(settings: Settings, ledger: Ledger, wait_s: float | None = None) -> Iterator[None]:
+    """One deployer at a time, on this machine and on this ledger. ``wait_s``: None waits a minute. Raises
+    :class:`DeploymentBusy`, :class:`LedgerLocked`.
+    """
+    of_ledger = LOCK_WAIT_S if wait_s is None else wait_s
+    with deployment_lock(settings, wait_s), ledger.lock(f"rollout:{settings.deployment}", of_ledger):
         yield

@@ -15,7 +15,7 @@ from sqlalchemy import (
     Table,
 )
 
-HEAD = "0003"  # revision of these tables
+HEAD = "0004"  # revision of these tables
 VERSION_TABLE = "alembic_version"
 
 metadata = MetaData()
@@ -153,5 +153,65 @@ switches = Table(
     Column("name", String, primary_key=True),
     Column("actor", String, nullable=False),
     Column("reason", String, nullable=False),
+    Column("at", Float, nullable=False),
+)
+
+# what the servers' finished requests were worth, a row for each time they were asked (control.history)
+live_blocks = Table(
+    "live_blocks",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("deployment", String, nullable=False),
+    Column("server", String, nullable=False),  # base URL
+    Column("draft", String, nullable=False),  # digest; empty: requests that straddled a reload
+    Column("tenant", String, nullable=False),
+    Column("batch", Integer, nullable=False),  # requests at a time: up to 1, 2, 4, 8, ...
+    Column("began_at", Float, nullable=False),  # Unix time, seconds: the first of them ended
+    Column("ended_at", Float, nullable=False),  # ... and the last
+    Column("requests", Integer, nullable=False),
+    Column("aborted", Integer, nullable=False),
+    Column("tokens", BigInteger, nullable=False),  # of responses
+    Column("rounds", BigInteger, nullable=False),  # verify rounds
+    Column("accepted", BigInteger, nullable=False),  # draft tokens accepted in them
+    Column("decode_s", Float, nullable=False),  # seconds of decoding, summed over the requests
+    Column("decoded", BigInteger, nullable=False),  # tokens behind the first, in these seconds
+    Column("token_ms", JSON, nullable=False),  # requests by their time a token (control.quantiles)
+)
+Index("live_blocks_in_time", live_blocks.c.deployment, live_blocks.c.ended_at)
+
+# decode steps by the number of requests in them, since the time before
+live_steps = Table(
+    "live_steps",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("deployment", String, nullable=False),
+    Column("server", String, nullable=False),
+    Column("draft", String, nullable=False),
+    Column("at", Float, nullable=False),  # Unix time, seconds
+    Column("batch", Integer, nullable=False),
+    Column("steps", BigInteger, nullable=False),
+)
+Index("live_steps_in_time", live_steps.c.deployment, live_steps.c.at)
+
+# how far each server's finished requests were read
+live_cursors = Table(
+    "live_cursors",
+    metadata,
+    Column("deployment", String, primary_key=True),
+    Column("server", String, primary_key=True),
+    Column("started_at", Float, nullable=False),  # Unix time, seconds: the server's life that is told of
+    Column("number", BigInteger, nullable=False),  # of the last request
+    Column("draft", String, nullable=False),  # that the counts below are of
+    Column("rounds_by_batch", JSON, nullable=False),
+    Column("missed", BigInteger, nullable=False),  # requests that a server forgot before it was asked
+)
+
+# what the platform's own controls remember between two looks
+controls = Table(
+    "controls",
+    metadata,
+    Column("deployment", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("value", JSON, nullable=False),
     Column("at", Float, nullable=False),
 )

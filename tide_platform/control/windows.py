@@ -1,7 +1,7 @@
 """Cutting a growing dataset into windows, and dividing a window's samples. Pure: no Lance, no Dagster."""
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from tide_platform.capture.split import REFERENCE_TENANT, VALIDATION, point
@@ -27,6 +27,8 @@ class Ref(Protocol):
     def tenant(self) -> str: ...
     @property
     def num_tokens(self) -> int: ...
+    @property
+    def captured_at(self) -> float: ...
 
 
 R = TypeVar("R", bound=Ref)
@@ -55,28 +57,52 @@ class NoReference(TideError):
 
 
 @dataclass(frozen=True)
+class Fall:
+    """Of live acceptance. ``at``: Unix time, seconds; ``samples``: as many captured since are a window."""
+
+    text: str
+    at: float
+    samples: int
+
+
+@dataclass(frozen=True)
 class Rule:
-    """When samples become a window: as soon as one of these is reached."""
+    """When samples become a window: as soon as one of these is reached. ``fall``: one that no window was cut
+    for yet.
+    """
 
     samples: int
     tokens: int | None = None
+    fall: Fall | None = None
 
     def may_be_met(self, pending: int, new: int) -> bool:
-        """Whether ``new`` samples of unknown length can complete a window that ``pending`` ones did not."""
+        """Whether ``new`` samples that nothing is known of can complete a window that ``pending`` ones did
+        not.
+        """
         if pending + new >= self.samples:
+            return True
+        if self.fall is not None and new > 0 and pending + new >= self.fall.samples:
             return True
         return self.tokens is not None and new > 0 and pending + new >= MIN_SAMPLES
 
-    def met(self, samples: int, tokens: int) -> dict[str, Any] | None:
-        """What is stored with the window: the rule that cut it, and what all of them saw."""
+    def met(self, samples: int, tokens: int, since_fall: int = 0) -> dict[str, Any] | None:
+        """What is stored with the window: the rule that cut it, and what all of them saw. ``since_fall``: of
+        the samples, those that were captured since the fall.
+        """
         if samples >= self.samples:
             by = "samples"
         elif self.tokens is not None and tokens >= self.tokens and samples >= MIN_SAMPLES:
             by = "tokens"
+        elif self.fall is not None and since_fall >= self.fall.samples:
+            by = "drift"
         else:
             return None
-        seen = {"samples": samples, "tokens": tokens}
-        return {"by": by, **seen, "min_samples": self.samples, "min_tokens": self.tokens}
+        seen: dict[str, Any] = {"samples": samples, "tokens": tokens}
+        asked: dict[str, Any] = {"min_samples": self.samples, "min_tokens": self.tokens}
+        if self.fall is not None:
+            seen |= {"drift": self.fall.text, "samples_since_drift": since_fall}
+            asked |= {"drift_samples": self.fall.samples}
+        return {"by": by, **seen, **asked}
 
 
 def cut(
@@ -100,12 +126,14 @@ def cut(
     new = sorted(read_after(scan.last_row), key=lambda ref: ref.row_id)
     samples = [ref for ref in new if ref.tenant != REFERENCE_TENANT]
     cuts, last_row = [], scan.last_row
-    first = tokens = 0
+    first = tokens = since_fall = 0
     for end, ref in enumerate(samples, start=1):
         tokens += ref.num_tokens
-        if (why := rule.met(end - first, tokens)) is not None:
+        since_fall += rule.fall is not None and ref.captured_at >= rule.fall.at
+        if (why := rule.met(end - first, tokens, since_fall)) is not None:
             cuts.append(Cut(last_row, ref.row_id, version, end - first, tokens, why))
-            last_row, first, tokens = ref.row_id, end, 0
+            last_row, first, tokens, since_fall = ref.row_id, end, 0, 0
+            rule = replace(rule, fall=None)  # it has its window
             if len(cuts) == MAX_CUTS:
                 break
     pending = len(samples) - sum(each.samples for each in cuts)

@@ -1,7 +1,8 @@
-"""The scheduler's end of the plugin's routes: one operation in, one JSON-able reply out."""
+"""The scheduler's end of the plugin's routes: one operation in, one JSON-able reply out, of its own rank."""
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,16 @@ class Control:
         served: ServedDraft | None,
         rows: RowHooks,
         missing_hooks: Callable[[], list[str]],
+        dp_rank: int = 0,
     ):
         self.config, self.adapter, self.verify_rule = config, adapter, verify_rule
         self.served, self.rows, self.missing_hooks = served, rows, missing_hooks
+        self.dp_rank = dp_rank
         self.draft_digest = config.draft_digest
         self.weights_checksum = served.draft_checksum() if served else None
         self.reloads = 0
         self.capture_error: str | None = None
+        self._former: _Former | None = None  # while other ranks may yet refuse the draft
 
     def handle(self, message: dict[str, Any]) -> dict[str, Any]:
         """Runs an operation. Raises nothing: an exception on the scheduler's thread would end the server."""
@@ -36,14 +40,16 @@ class Control:
             "status": self._status,
             "capture": self._set_capture,
             "reload": self._reload,
+            "settle": self._settle,
             "requests": self._requests,
         }
         try:
-            return operations[message["op"]](message)
+            reply = operations[message["op"]](message)
         except TideError as error:
-            return {"error": str(error), "type": type(error).__name__}
+            reply = {"error": str(error), "type": type(error).__name__}
         except Exception as error:  # noqa: BLE001 (see the docstring)
-            return {"error": f"{type(error).__name__}: {error}", "type": "InternalError"}
+            reply = {"error": f"{type(error).__name__}: {error}", "type": "InternalError"}
+        return reply | {"dp_rank": self.dp_rank}
 
     def fail_capture(self, error: Exception) -> None:
         """Capture had a fault: serving goes on without it, and the status says so."""
@@ -85,7 +91,8 @@ class Control:
                 "error": "this server counts no requests (no draft, or counting failed: see its log)",
                 "type": "NotCounted",
             }
-        return live.since(message["after"])
+        read = message["after"]  # by rank; nothing yet of a server that was never asked
+        return live.since(read[self.dp_rank] if read else 0)
 
     def _set_capture(self, message: dict[str, Any]) -> dict[str, Any]:
         capture = self.rows.capture
@@ -106,6 +113,7 @@ class Control:
         if self.served is None:
             raise ReloadFailed("this server has no draft")
         done = reload_draft(self.served, Path(message["folder"]), message["stamp"], message["ignored"])
+        self._former = _Former(str(self.draft_digest), self.weights_checksum, done.undo)
         self.draft_digest, self.weights_checksum = message["digest"], done.weights_checksum
         self.reloads += 1
         self.rows.draft_changed(message["digest"])
@@ -118,3 +126,24 @@ class Control:
             "copy_s": done.copy_s,
             "ranks": done.ranks,
         }
+
+    def _settle(self, message: dict[str, Any]) -> dict[str, Any]:
+        """All ranks have answered a reload: the draft stays, or the one of before goes back where it was
+        replaced.
+        """
+        former, self._former = self._former, None
+        if former is not None and not message["keep"]:
+            former.undo()
+            self.draft_digest, self.weights_checksum = former.digest, former.weights_checksum
+            self.reloads -= 1
+            self.rows.draft_changed(former.digest)
+        return {"ok": True}
+
+
+@dataclass(frozen=True)
+class _Former:
+    """The draft before a reload. ``undo`` holds its weights."""
+
+    digest: str
+    weights_checksum: str | None
+    undo: Callable[[], None]

@@ -7,11 +7,10 @@ objects mean (:class:`Sglang`). Neither this module nor ``rows.py`` imports SGLa
 import logging
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 from tide_platform.capture.record import StreamMeta
-from tide_platform.capture.ring import Ring
+from tide_platform.capture.ring import Ring, leave_ranks_from, rank_path
 from tide_platform.capture.writer import RingWriter
 from tide_platform.config.engine import EngineConfig
 from tide_platform.engine import consent, routes
@@ -71,7 +70,13 @@ class Sglang(Sampled, Protocol):
         ...
 
     def writes(self, owner: Any) -> bool:
-        """Whether the rank of a scheduler, or of a model runner, is the one that captures."""
+        """Whether the rank of a scheduler, or of a model runner, is the one that captures for its
+        data-parallel rank.
+        """
+        ...
+
+    def data_rank(self, scheduler: Any) -> tuple[int, int]:
+        """Its data-parallel rank, and how many there are."""
         ...
 
 
@@ -129,16 +134,17 @@ class Hooks:
         args = self.sglang.arguments(scheduler.server_args)
         rule = verify_rule(config.device, version, bool(args.speculative_use_rejection_sampling))
         served = self.sglang.served_draft(scheduler, config.device)
+        rank, ranks = self.sglang.data_rank(scheduler)
         if self.captures() and served and self.sglang.writes(scheduler):
-            writer = open_ring(config)
+            writer = open_ring(config, rank, ranks)
             origin = Origin(config.target_digest, rule, f"sglang-{version}")
-            capture = open_capture(config, writer, origin, args.speculative_num_steps)
+            capture = open_capture(config, writer, origin, args.speculative_num_steps, ranks)
             staged = StreamStager(capture, self.staging, self._failed) if self.staging else None
             self.rows.start(capture, staged)
             Metrics(capture, writer, self.rows.cost).start()
         if self.watches() and self.sglang.writes(scheduler):
             self.rows.watch(Live(str(config.draft_digest)))
-        self.control = Control(config, version, rule, served, self.rows, self.missing)
+        self.control = Control(config, version, rule, served, self.rows, self.missing, rank)
 
     # ---- messages and requests ----
 
@@ -247,9 +253,11 @@ def staging_shape(config: EngineConfig, args: Any) -> Shape:
     return Shape.of(width, config.teacher_k, prefill, running, k, config.last_width)
 
 
-def open_ring(config: EngineConfig) -> RingWriter:
-    """Makes the ring of this server."""
+def open_ring(config: EngineConfig, rank: int = 0, ranks: int = 1) -> RingWriter:
+    """Makes the ring of this data-parallel rank; the first one sets those of ranks aside that are no more."""
     assert config.ring_path is not None
+    if rank == 0:
+        leave_ranks_from(config.ring_path, ranks)
     stream = StreamMeta(
         target_digest=config.target_digest,
         hidden_size=config.hidden_size,
@@ -258,11 +266,11 @@ def open_ring(config: EngineConfig) -> RingWriter:
         teacher_k=config.teacher_k,
         target_signal=config.target_signal,
     )
-    return RingWriter(Ring.create(Path(config.ring_path), config.ring_bytes, stream))
+    return RingWriter(Ring.create(rank_path(config.ring_path, rank), config.ring_bytes, stream))
 
 
-def open_capture(config: EngineConfig, writer: RingWriter, origin: Origin, k: int) -> Capture:
-    """Capture with the rules that the configuration starts it with."""
+def open_capture(config: EngineConfig, writer: RingWriter, origin: Origin, k: int, ranks: int = 1) -> Capture:
+    """Capture with the rules that the configuration starts it with; each of the ranks may write its share."""
     assert config.draft_digest is not None
     tenants = config.allow_tenants
     policy = Policy(
@@ -272,6 +280,6 @@ def open_capture(config: EngineConfig, writer: RingWriter, origin: Origin, k: in
         deny_tenants=frozenset(config.deny_tenants),
         allow_tenants=None if tenants is None else frozenset(tenants),
         max_request_tokens=config.max_request_tokens,
-        budget=Budget(config.bytes_per_second),
+        budget=Budget(config.bytes_per_second, ranks=ranks),
     )
     return Capture(writer, policy, origin, config.draft_digest, k, config.prompt_tail_tokens)

@@ -1,13 +1,14 @@
 """``tide_capture_*`` on the server's own /metrics.
 
-SGLang runs prometheus_client in its multiprocess mode: what the scheduler's process counts, the HTTP process
-shows. A thread of its own copies the counts once a second, so that the scheduler's thread pays nothing.
+SGLang runs prometheus_client in its multiprocess mode: what the schedulers' processes count, the HTTP process
+shows; counters are sums over data-parallel ranks. A thread of its own copies the counts once a second, so
+that the scheduler's thread pays nothing.
 """
 
 import logging
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from tide_platform.capture.writer import RingWriter
 from tide_platform.engine.capture import Capture
@@ -31,8 +32,8 @@ class Metrics:
         def counter(name: str, what: str, *labels: str) -> Any:
             return Counter(f"tide_capture_{name}", what, labels)
 
-        def gauge(name: str, what: str) -> Any:
-            return Gauge(f"tide_capture_{name}", what, multiprocess_mode="mostrecent")
+        def gauge(name: str, what: str, of_ranks: Literal["sum", "min", "max"]) -> Any:
+            return Gauge(f"tide_capture_{name}", what, multiprocess_mode=of_ranks)
 
         self._counters = {
             "samples": counter("samples", "Samples handed to the spool whole."),
@@ -45,12 +46,16 @@ class Metrics:
             "ignored": counter("ignored", "What requests said of themselves and was not believed.", "reason"),
         }
         self._gauges = {
-            "open": gauge("open", "Requests being captured."),
-            "enabled": gauge("enabled", "1 where capture is on."),
-            "sampling_rate": gauge("sampling_rate", "Share of conversations captured."),
-            "ring_bytes": gauge("ring_bytes", "Capacity of the ring."),
-            "ring_used_bytes": gauge("ring_used_bytes", "Bytes of the ring that the spool has yet to take."),
-            "spool_age_seconds": gauge("spool_age_seconds", "Since the spool last said that it lives."),
+            "open": gauge("open", "Requests being captured.", "sum"),
+            "enabled": gauge("enabled", "1 where capture is on.", "min"),
+            "sampling_rate": gauge("sampling_rate", "Share of conversations captured.", "min"),
+            "ring_bytes": gauge("ring_bytes", "Capacity of the ring (of one rank's).", "max"),
+            "ring_used_bytes": gauge(
+                "ring_used_bytes", "Bytes that the spool has yet to take, of the fullest ring.", "max"
+            ),
+            "spool_age_seconds": gauge(
+                "spool_age_seconds", "Since the spool last said that it lives.", "max"
+            ),
         }
         self._seconds = Histogram(
             "tide_capture_seconds",

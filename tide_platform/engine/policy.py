@@ -47,25 +47,31 @@ class Budget:
     """Bytes a second, as a bucket that holds one second's worth.
 
     Requests are admitted while the bucket is not in debt; what they write is taken out, so a burst is paid
-    for by a pause of admissions, never by a sample that is cut.
+    for by a pause of admissions, never by a sample that is cut. ``bytes_per_second`` is the server's; each of
+    its ``ranks`` has its share.
     """
 
-    def __init__(self, bytes_per_second: int | None, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
+    def __init__(
+        self,
+        bytes_per_second: int | None,
+        clock: Callable[[], float] = time.monotonic,
+        ranks: int = 1,
+    ):
+        self._ranks, self._clock = ranks, clock
         self.set(bytes_per_second)
 
     def set(self, bytes_per_second: int | None) -> None:
         """``None`` lifts the limit, 0 admits nothing. The bucket is full afterwards."""
         self.bytes_per_second = bytes_per_second
-        self._left = float(bytes_per_second or 0)
+        self._left = (bytes_per_second or 0) / self._ranks
         self._seen = self._clock()
 
     def admits(self) -> bool:
-        rate = self.bytes_per_second
-        if rate is None:
+        if self.bytes_per_second is None:
             return True
+        rate = self.bytes_per_second / self._ranks
         now = self._clock()
-        self._left = min(float(rate), self._left + (now - self._seen) * rate)
+        self._left = min(rate, self._left + (now - self._seen) * rate)
         self._seen = now
         return self._left > 0
 

@@ -79,7 +79,8 @@ class Reloaded:
     target_checksum_before: str
     target_checksum_after: str
     copy_s: float
-    ranks: list[str]  # weights_checksum of every rank
+    ranks: list[str]  # weights_checksum of every rank of its group
+    undo: Callable[[], None]  # puts the weights of before back; holds a copy of them
 
 
 def reload_draft(served: ServedDraft, folder: Path, stamp: list[int], ignored: list[str]) -> Reloaded:
@@ -112,10 +113,9 @@ def reload_draft(served: ServedDraft, folder: Path, stamp: list[int], ignored: l
         _agree(served, problem)
     except ReloadFailed:
         kept.restore()
-        served.after_load()
         raise
     checksum = served.draft_checksum()
-    return Reloaded(checksum, before, before, copy_s, served.gather(checksum))
+    return Reloaded(checksum, before, before, copy_s, served.gather(checksum), kept.restore)
 
 
 def _agree(served: ServedDraft, problem: str | None) -> None:
@@ -204,6 +204,7 @@ class _Kept:
         for ids, value in zip(self.maps, self.map_values, strict=True):
             ids.copy_(value)
         self._bind_maps()
+        self.served.after_load()
 
     def _bind_maps(self) -> None:
         for (owner, attribute), ids in zip(self.served.vocabulary_holders, self.maps, strict=True):

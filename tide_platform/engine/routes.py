@@ -1,7 +1,8 @@
 """The plugin's routes on SGLang's HTTP server: ``/tide/status``, ``/tide/requests``,
 ``/tide/reload_draft``, ``/tide/capture``.
 
-Each asks for the admin key, ``Authorization: Bearer …``, which the server has from ``TIDE_ADMIN_KEY``.
+Each asks for the admin key, ``Authorization: Bearer …``, which the server has from ``TIDE_ADMIN_KEY``;
+``/tide/ready`` does not: it says yes or no to whoever decides on traffic, and nothing else.
 """
 
 import asyncio
@@ -18,15 +19,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tide_platform.config import TideError
 from tide_platform.config.engine import EngineConfig
+from tide_platform.engine import data_ranks
 from tide_platform.engine.draft_file import DraftLayout, check_draft
 
 KEY_VARIABLE = "TIDE_ADMIN_KEY"
 
 
-class Scheduler(Protocol):
-    """The way to SGLang's scheduler (the adapter's ``Link``)."""
+class Scheduler(data_ranks.Ranks, Protocol):
+    """The way to SGLang's schedulers (the adapter's ``Link``)."""
 
-    async def call(self, message: dict[str, Any]) -> dict[str, Any]: ...
     def paused(self) -> bool: ...
     async def pause(self) -> None: ...
     async def resume(self) -> None: ...
@@ -83,17 +84,19 @@ def add(
     served_folder = server_args.speculative_draft_model_path
     served = DraftLayout.read(Path(served_folder)) if config.draft_digest and served_folder else None
     one_reload = asyncio.Lock()
+    finished = data_ranks.Requests(scheduler)
 
     def admin(request: Request) -> None:
         check_key(request.headers.get("Authorization"), key)
 
     async def status(checksums: bool = Query(False)) -> JSONResponse:
-        reply = await scheduler.call({"op": "status", "checksums": checksums})
+        reply = data_ranks.merged_status(await scheduler.call({"op": "status", "checksums": checksums}))
         return _answer({"sglang": sglang, "pid": os.getpid()} | reply)
 
     async def capture(body: CaptureBody) -> JSONResponse:
         wanted = body.model_dump(exclude_unset=True)
-        return _answer(await scheduler.call({"op": "capture"} | wanted))
+        replies = await scheduler.call({"op": "capture"} | wanted)
+        return _answer(data_ranks.refusal(replies) or data_ranks.merged_capture(replies))
 
     async def reload_draft(body: ReloadBody) -> JSONResponse:
         if served is None:
@@ -106,13 +109,20 @@ def add(
         async with one_reload:
             return _answer(await _paused(scheduler, message) | {"ignored_tensors": checked.ignored})
 
+    async def ready() -> JSONResponse:
+        # a fault that ended capture does not count: users are served without it, and the status tells of it
+        reply = data_ranks.merged_status(await scheduler.call({"op": "status", "checksums": False}))
+        good = bool(reply.get("adapter")) and not reply.get("missing_hooks")
+        return JSONResponse({"ready": good}, status_code=200 if good else 503)
+
     async def requests(after: int = Query(0, ge=0)) -> JSONResponse:
-        return _answer(await scheduler.call({"op": "requests", "after": after}))
+        return _answer(await finished.since(after))
 
     if key:  # without one SGLang would answer a bare 403, check_key says how to set it
         for route in (status, capture, reload_draft, requests):
             protect(route)
     guard = [Depends(admin)]
+    app.add_api_route("/tide/ready", ready, methods=["GET"])
     app.add_api_route("/tide/status", status, methods=["GET"], dependencies=guard)
     app.add_api_route("/tide/requests", requests, methods=["GET"], dependencies=guard)
     app.add_api_route("/tide/capture", capture, methods=["POST"], dependencies=guard)
@@ -120,13 +130,13 @@ def add(
 
 
 async def _paused(scheduler: Scheduler, message: dict[str, Any]) -> dict[str, Any]:
-    """Sends a message while no batch runs. Without the pause SGLang would first drain all requests."""
+    """Reloads while no batch runs. Without the pause SGLang would first drain all requests."""
     already = scheduler.paused()
     started = time.perf_counter()
     if not already:
         await scheduler.pause()
     try:
-        reply = await scheduler.call(message)
+        reply = await data_ranks.reload(scheduler, message)
     finally:
         if not already:
             await scheduler.resume()

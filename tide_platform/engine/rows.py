@@ -121,7 +121,8 @@ class RowHooks:
             return original(worker, batch, *rest, **named)
         finally:
             self.cost.add_round(time.perf_counter() - wall, time.thread_time() - cpu)
-            self._observe(lambda live: live.prefilled(reqs) if extends else live.decoded(len(reqs)))
+            if reqs:  # none: a step that other data-parallel ranks need this one for
+                self._observe(lambda live: live.prefilled(reqs) if extends else live.decoded(len(reqs)))
 
     def _extend(self, original: Callable, worker: Any, batch: Any, *rest: Any, **named: Any) -> Any:
         # the draft's own prefill changes the batch, so what is needed of it is read before

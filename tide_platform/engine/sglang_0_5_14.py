@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from sglang.srt.layers.dp_attention import get_attention_tp_rank
 from sglang.srt.managers import io_struct
 
+from tide_platform.engine.data_ranks import in_order
 from tide_platform.engine.hooks import MESSAGE
 from tide_platform.engine.sglang_common import (
     InPlacePause,
@@ -24,6 +26,7 @@ __all__ = [
     "arguments",
     "asked",
     "changes_logits",
+    "data_rank",
     "is_abort",
     "is_health_check",
     "link",
@@ -38,14 +41,14 @@ VERSION: str = "0.5.14"
 
 
 class Link(InPlacePause):
-    """The HTTP process's end of the channel to the scheduler, and the in-place pause."""
+    """The HTTP process's end of the channel to the schedulers, and the in-place pause."""
 
-    async def call(self, message: dict[str, Any]) -> dict[str, Any]:
+    async def call(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         self.manager.auto_create_handle_loop()
         replies = await self.manager.set_internal_state_communicator(
             io_struct.SetInternalStateReq({MESSAGE: message})
         )
-        return replies[0].server_args
+        return in_order([reply.server_args for reply in replies])
 
     async def resume(self) -> None:
         await self.manager.continue_generation(io_struct.ContinueGenerationReqInput())
@@ -72,7 +75,9 @@ def refused_update(message: Any, why: str) -> Any:
 
 
 def writes(owner: Any) -> bool:
-    """Attention-TP rank 0: the states are the same on every rank. A model runner knows its TP rank only,
-    which is the same: data parallelism is refused.
-    """
-    return owner.ps.attn_tp_rank == 0 if hasattr(owner, "ps") else owner.tp_rank == 0
+    """Attention-TP rank 0: the states are the same on every rank of a data-parallel rank's group."""
+    return owner.ps.attn_tp_rank == 0 if hasattr(owner, "ps") else get_attention_tp_rank() == 0
+
+
+def data_rank(scheduler: Any) -> tuple[int, int]:
+    return scheduler.ps.dp_rank or 0, scheduler.server_args.dp_size

@@ -11,6 +11,7 @@ from sglang.srt.managers import io_struct
 from sglang.srt.runtime_context import get_parallel
 
 from tide_platform.engine import sglang_common
+from tide_platform.engine.data_ranks import in_order
 from tide_platform.engine.hooks import MESSAGE
 from tide_platform.engine.sglang_common import (
     InPlacePause,
@@ -30,6 +31,7 @@ __all__ = [
     "arguments",
     "asked",
     "changes_logits",
+    "data_rank",
     "is_abort",
     "is_health_check",
     "link",
@@ -44,14 +46,14 @@ VERSION: str = "0.5.23"
 
 
 class Link(InPlacePause):
-    """The HTTP process's end of the channel to the scheduler, and the in-place pause."""
+    """The HTTP process's end of the channel to the schedulers, and the in-place pause."""
 
-    async def call(self, message: dict[str, Any]) -> dict[str, Any]:
+    async def call(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         self.manager.auto_create_handle_loop()
         replies = await self.manager.dumper_control_communicator(
             io_struct.DumperControlReqInput(method=MESSAGE, body=message)
         )
-        return replies[0].response[0]
+        return in_order([reply.response[0] for reply in replies])
 
     async def resume(self) -> None:
         await self.manager.continue_generation(io_struct.ContinueGenerationReqInput(torch_empty_cache=False))
@@ -80,8 +82,14 @@ def refused_update(message: Any, why: str) -> Any:
 
 
 def writes(owner: Any) -> bool:
-    """Attention-TP rank 0: the states are the same on every rank."""
+    """Attention-TP rank 0: the states are the same on every rank of a data-parallel rank's group."""
     return get_parallel().attn_tp_rank == 0
+
+
+def data_rank(scheduler: Any) -> tuple[int, int]:
+    """Replicas and attention's ranks are counted apart; one of the two is one."""
+    parallel = get_parallel()
+    return (parallel.dp_rank or 0) * parallel.attn_dp_size + parallel.attn_dp_rank, parallel.num_dp_ranks
 
 
 def changes_logits(sampling: Any) -> bool:

@@ -120,9 +120,21 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "data parallelism (dp_size > 1)",
+        "supported",
+        "a ring and a writer for each rank; a draft on every rank or on none; tested on a CPU",
+    ),
+    Feature("DP attention", "untested", "as data parallelism; idle steps and padded rows are left out"),
+    Feature(
+        "DP attention with local control messages (enable_dp_attention_local_control_broadcast)",
         "refused",
-        "the ring has one writer; start one server for each replica",
-        lambda args: args.dp_size > 1,
+        "ranks would pause at different steps, and wait for one another",
+        lambda args: bool(args.enable_dp_attention_local_control_broadcast),
+    ),
+    Feature(
+        "context parallelism (attn_cp_size > 1)",
+        "refused",
+        "a prompt's rows lie on several ranks",
+        lambda args: (args.attn_cp_size or 1) > 1,
     ),
     Feature(
         "pipeline parallelism (pp_size > 1)",

@@ -18,7 +18,7 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
-from tide_platform.config import TideError
+from tide_platform.config import Settings, TideError
 from tide_platform.config.files import write_json
 
 FILE = "cost_model.json"
@@ -71,6 +71,31 @@ class CostModel:
             raise NotMeasured(f"batch size {batch}", sorted(self.by_batch))
         return self.by_batch[batch]
 
+    def near(self, batch: float) -> BatchCosts:
+        """At any batch size. Between two that were measured, the *times* of a plain step, a draft step and a
+        verify pass are each a straight line: a pass takes a time that it takes anyway (weights are read) and
+        a share for each request. Steps k are those that both have. Outside, the nearest batch size's.
+        """
+        known = sorted(self.by_batch)
+        inside = min(max(batch, known[0]), known[-1])
+        low = max(size for size in known if size <= inside)
+        high = min(size for size in known if size >= inside)
+        a, b = self.by_batch[low], self.by_batch[high]
+        share = (inside - low) / (high - low) if high > low else 0.0
+
+        def between(x: float, y: float) -> float:
+            return (1 - share) * x * a.step_ms + share * y * b.step_ms
+
+        step_ms = between(1, 1)
+        verify = {
+            k: between(a.verify[k], b.verify[k]) / step_ms for k in sorted(a.verify.keys() & b.verify.keys())
+        }
+        return BatchCosts(step_ms, between(a.draft, b.draft) / step_ms, verify)
+
+    def covers(self, batch: float) -> bool:
+        """Whether it lies between batch sizes that were measured."""
+        return min(self.by_batch) <= batch <= max(self.by_batch)
+
     def write(self, path: Path) -> None:
         """Whole or not at all."""
         write_json(path, asdict(self))
@@ -86,6 +111,29 @@ class CostModel:
             return cls(by_batch, raw["target_digest"], raw["conditions"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise NoCostModel(path, f"not a cost model ({type(error).__name__}: {error})") from error
+
+
+def of_deployment(settings: Settings, target_digest: str) -> tuple[CostModel | None, str]:
+    """The model that holds for what is served, and where it is from; else None, and why there is none.
+
+    Raises :class:`NoCostModel`.
+    """
+    path = settings.state / FILE
+    model = CostModel.read(path)
+    if model is None:
+        return None, "not known: no cost model was measured; `tide bench cost-model` does"
+    of = model.conditions
+    if model.target_digest != target_digest:
+        return (
+            None,
+            f"not known: {path} was measured with another target; `tide bench cost-model` measures again",
+        )
+    if of.get("dtype") != settings.serving.dtype or of.get("device") != settings.serving.device:
+        return None, (
+            f"not known: {path} was measured on {of.get('device')} in {of.get('dtype')}, served is "
+            f"{settings.serving.device} in {settings.serving.dtype}; `tide bench cost-model` measures again"
+        )
+    return model, f"costs measured {of.get('date')} on {of.get('cores')} cores, {of.get('dtype')}"
 
 
 def expected_tokens(by_position: Sequence[float], k: int) -> float:

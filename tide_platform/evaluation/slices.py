@@ -1,16 +1,25 @@
 """Acceptance by slice of the traffic: who asked, how long the prompt was, which draft served, how it was
-drawn. Pure: no torch.
+drawn; and which slices a challenger loses. Pure: no torch.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from tide_platform.capture.record import SampleMeta
 from tide_platform.evaluation.acceptance import RequestReplay, acceptance_length
+from tide_platform.evaluation.statistics import paired_counts
 
 PROMPT_LENGTHS = (64, 256, 1024, 4096)  # upper ends of the buckets, tokens
 TEMPERATURES = (0.0, 0.5, 1.0)
 NO_FLAG = "none"
+# which draft served says nothing of who is served
+FLOORED = ("tenant", "prompt_tokens", "flags", "temperature")
+# of an equal draft being held to be worse in any slice, by the t distribution. With 20 to 40 requests its
+# tails are too light: simulated, it is up to twice this (tests/unit/evaluation/test_slice_floor.py)
+CHANCE = 0.005
 
 
 @dataclass(frozen=True)
@@ -22,10 +31,23 @@ class Slice:
     requests: int
     champion: float  # acceptance lengths at the served k
     challenger: float
+    error: float | None = None  # standard error of the log of their ratio; None of a single request
 
     @property
     def gain(self) -> float:
         return self.challenger / self.champion - 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.dimension} {self.value}"
+
+    def upper(self, chance: float) -> float:
+        """Bound that challenger over champion exceeds with probability ``chance`` (t distribution)."""
+        from scipy.stats import t
+
+        if self.error is None:
+            return math.inf
+        return (1 + self.gain) * math.exp(self.error * float(t.ppf(1 - chance, self.requests - 1)))
 
 
 def labels(meta: SampleMeta) -> dict[str, tuple[str, ...]]:
@@ -56,10 +78,36 @@ def by_slice(champion: Sequence[RequestReplay], challenger: Sequence[RequestRepl
             len({r.request_id for r in of_champion}),
             acceptance_length(of_champion, k),
             acceptance_length(of_challenger, k),
+            standard_error(paired_counts(of_champion, of_challenger, k)),
         )
         for (dimension, value), (of_champion, of_challenger) in sorted(found.items())
         if any(r.by_k[k].rounds for r in of_champion) and any(r.by_k[k].rounds for r in of_challenger)
     ]
+
+
+def under_floor(slices: Sequence[Slice], floor: float, least: int) -> list[Slice]:
+    """The slices whose requests the challenger serves worse: its acceptance length is below ``floor`` of the
+    champion's, and that it is as good as the champion there can be ruled out.
+
+    Slices of fewer than ``least`` requests are not judged. The more are, the surer each must be
+    (Bonferroni), so that equal drafts fail on any of them about once in a hundred verdicts.
+    """
+    judged = [each for each in slices if each.dimension in FLOORED and each.requests >= least]
+    return [each for each in judged if 1 + each.gain < floor and each.upper(CHANCE / len(judged)) < 1]
+
+
+def standard_error(counts_N4: np.ndarray) -> float | None:
+    """Of log(challenger / champion acceptance length), by leaving out one request at a time (jackknife); the
+    counts are :func:`~tide_platform.evaluation.statistics.paired_counts`'.
+
+    A bootstrap's percentiles would not do: slices are many, so each is judged at a level far out in the tail.
+    """
+    requests = len(counts_N4)
+    others_N4 = counts_N4.sum(0) - counts_N4
+    if requests < 2 or not (others_N4[:, [1, 3]] > 0).all():
+        return None
+    logs_N = np.log(1 + others_N4[:, 2] / others_N4[:, 3]) - np.log(1 + others_N4[:, 0] / others_N4[:, 1])
+    return float(np.sqrt((requests - 1) / requests * ((logs_N - logs_N.mean()) ** 2).sum()))
 
 
 def _bucket(value: float, ends: Sequence[float]) -> str:

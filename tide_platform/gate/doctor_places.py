@@ -19,14 +19,15 @@ _SQLITE = "sqlite:///"
 def disk(settings: Settings, hidden_size: int | None, mean_tokens: float | None) -> Iterator[Finding]:
     """Whether the spool's budget, the ring and a window of samples have room."""
     capture = settings.capture
-    ring = capture.ring_bytes + 2 * capture.segment_bytes  # without so much nothing is captured at all
+    rings = capture.ring_bytes * settings.serving.dp_size
+    least = rings + 2 * capture.segment_bytes  # without so much nothing is captured at all
     state = _existing(settings.state)
     free = shutil.disk_usage(state).free
-    budget = capture.spool_bytes + capture.ring_bytes
+    budget = capture.spool_bytes + rings
     text = f"{state}: {_size(free)} free; ring and spool take up to {_size(budget)}"
-    if free < ring:
-        mend = f"free {_size(ring - free)}, or lower capture.ring_bytes and capture.segment_bytes"
-        yield Finding("disk", "error", f"{text}, {_size(ring)} at least", mend)
+    if free < least:
+        mend = f"free {_size(least - free)}, or lower capture.ring_bytes and capture.segment_bytes"
+        yield Finding("disk", "error", f"{text}, {_size(least)} at least", mend)
     elif free < budget:
         yield Finding(
             "disk", "warn", text, "lower capture.spool_bytes, or free so much: samples are lost else"

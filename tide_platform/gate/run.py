@@ -64,8 +64,11 @@ def run_gate(
     parent: Path | None = None,
     reference: ReferenceKind = "transformers",
     say: Say = lambda line: None,
+    own_server: bool = True,
 ) -> GateReport:
     """Does capture, training, export and serving agree on this draft and target?
+
+    ``own_server`` false: only what the draft's folder tells; seconds, nothing is started.
 
     ``parent``: the draft that it was trained from, whose map, rope and aux layers it must have kept. A fault
     of the folder ends the run before a server is started. Raises :class:`GateImpossible`, ``TargetUnusable``,
@@ -78,7 +81,7 @@ def run_gate(
     if not (draft / "config.json").is_file():
         raise GateImpossible(f"draft {draft}: no config.json there; give the folder of a draft")
     checks: list[Check] = []
-    for check in _checks(settings, draft.absolute(), folder, parent, reference, say):
+    for check in _checks(settings, draft.absolute(), folder, parent, reference, say, own_server):
         checks.append(check)
         mark = "ok  " if check.status == "pass" else check.status.upper()
         say(f"{mark} {check.name} ({check.on}): {check.message}")
@@ -96,7 +99,13 @@ def run_gate(
 
 
 def _checks(
-    settings: Settings, draft: Path, target: Path, parent: Path | None, reference: ReferenceKind, say: Say
+    settings: Settings,
+    draft: Path,
+    target: Path,
+    parent: Path | None,
+    reference: ReferenceKind,
+    say: Say,
+    own_server: bool,
 ) -> Iterator[Check]:
     files, loaded = draft_files.check_files(draft, target)
     yield files
@@ -106,6 +115,8 @@ def _checks(
     parts = load_target_parts(target)
     static = list(folder_checks(loaded, parts, target, parent))
     yield from static
+    if not own_server:
+        return
     if any(check.status == "fail" for check in static):
         yield _not_run("layers, norm, teacher, mask, logits, live, overfit", "the folder is at fault already")
         return

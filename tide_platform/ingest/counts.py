@@ -2,6 +2,9 @@
 
 from dataclasses import asdict, dataclass
 
+STATUS_FILE = "ingest.json"  # of the first worker on a spool folder, then ingest-1.json …
+BEAT_SECONDS = 5.0  # between two writes of it while nothing happens: a sign of life
+
 
 @dataclass
 class Counts:

@@ -15,7 +15,7 @@ import tenacity
 from tide_platform.capture.folder import write_status
 from tide_platform.config import Settings, TideError
 from tide_platform.config.locks import LockHeld, locked
-from tide_platform.ingest.counts import Counts
+from tide_platform.ingest.counts import BEAT_SECONDS, STATUS_FILE, Counts
 from tide_platform.ingest.segments import Segments
 from tide_platform.ingest.worker import Worker
 from tide_platform.store.errors import StoreError, StoreUnavailable
@@ -23,7 +23,6 @@ from tide_platform.store.lease import StoreLease
 from tide_platform.store.pending import Pending
 
 log = logging.getLogger("tide.ingest")
-STATUS_FILE = "ingest.json"  # of the first worker on a spool folder, then ingest-1.json …
 _SAY_SECONDS = 30.0
 _ATTEMPTS_ONCE = 5
 _SLICE_SECONDS = 1.0  # of upkeep between two commits
@@ -68,6 +67,7 @@ class Ingest:
         self._upkeep = Upkeep(settings, store, self._objects, pinned)
         self._kept_up = time.monotonic()
         self._said = 0.0
+        self._written = self._unwritten = float("-inf")  # the status file: when, and when it was refused
 
     @property
     def counts(self) -> dict[str, int]:
@@ -94,6 +94,7 @@ class Ingest:
                     self._stop.wait(self._limits.poll_seconds)
                 if not once:
                     self._keep_up()
+                    self._beat()
         finally:
             self._write_status()
             self._end()
@@ -157,11 +158,22 @@ class Ingest:
         waiting = len(self._segments.waiting())
         log.error("%s; %d segments wait, nothing is lost, trying again", error, waiting)
 
+    def _beat(self) -> None:
+        if time.monotonic() - self._written >= BEAT_SECONDS:
+            self._write_status()
+
     def _write_status(self) -> None:
+        """A full disk must not end ingest, which empties it."""
         upkeep = self._upkeep.counts.to_json()
         status: dict[str, Any] = {"pid": os.getpid(), "at": time.time(), **self.counts}
         status |= {f"upkeep_{name}": value for name, value in upkeep.items()}
-        write_status(self.status_file, status)
+        self._written = time.monotonic()
+        try:
+            write_status(self.status_file, status)
+        except OSError as error:
+            if self._written - self._unwritten >= _SAY_SECONDS:
+                self._unwritten = self._written
+                log.error("%s: %s", self.status_file, error)
 
 
 def _take_slot(folder: Path) -> tuple[int, contextlib.ExitStack]:

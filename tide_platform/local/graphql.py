@@ -10,7 +10,7 @@ _WORKSPACE = """{ workspaceOrError { ... on Workspace { locationEntries { name l
 _RELOAD = "mutation { reloadWorkspace { __typename } }"
 _DAEMONS = "{ instance { daemonHealth { allDaemonStatuses { daemonType healthy required } } } }"
 _RUNS = """query Runs($limit: Int!) { runsOrError(limit: $limit) { ... on Runs { results {
-  runId status startTime endTime tags { key value } } } } }"""
+  runId status creationTime startTime endTime tags { key value } } } } }"""
 _SENSORS = """{ sensorsOrError(
   repositorySelector: {repositoryName: "__repository__", repositoryLocationName: "tide"}) {
   ... on Sensors { results { name sensorState { status
@@ -29,6 +29,7 @@ class Run:
 
     run_id: str
     status: str
+    created: float
     started: float | None
     ended: float | None
     tags: dict[str, str] = field(default_factory=dict)
@@ -63,6 +64,7 @@ class Dagster:
             Run(
                 run["runId"],
                 run["status"],
+                run["creationTime"],
                 run["startTime"],
                 run["endTime"],
                 {tag["key"]: tag["value"] for tag in run["tags"]},

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,3 +94,13 @@ class Layout:
         for folder in (self.stack, self.sockets):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder.chmod(0o700)
+
+    def forget(self) -> None:
+        """Remove all that an earlier stack left, ledger, samples and drafts with it; the lock stays."""
+        for path in [*self.state.iterdir(), *self.stack.iterdir()]:
+            if path in (self.stack, self.lock):
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()

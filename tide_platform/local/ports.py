@@ -1,4 +1,4 @@
-"""Ports of the local stack: the four that users open are settings, those between services any free ones."""
+"""Ports of the local stack: those that users open are settings, those between services any free ones."""
 
 import random
 import socket
@@ -17,6 +17,7 @@ SETTINGS = {
     "MLflow": "stack.mlflow_port",
     "Dagster": "stack.dagster_port",
     "SGLang": "serving.port",
+    "the exporter": "metrics.port",
 }
 
 

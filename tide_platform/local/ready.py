@@ -38,6 +38,7 @@ def probes(settings: Settings, inner: InnerPorts) -> dict[str, Callable[[], bool
         services.DAEMON: lambda: Dagster(dagster_url(settings)).daemons_healthy(),
         services.SERVER: lambda: _plugin_live(server, draft=True),
         services.PLAIN: lambda: _plugin_live(server, draft=False),
+        services.METRICS: lambda: not is_free(settings.metrics.port),
         services.INGEST: lambda: True,  # it has no interface; the wait has seen that it runs
     }
 

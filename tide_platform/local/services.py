@@ -16,8 +16,8 @@ from tide_platform.local.ports import HOST, InnerPorts
 BUCKET = "tide"
 STORAGE, MLFLOW = "storage", "mlflow"
 CODE, WEBSERVER, DAEMON = "dagster-code", "dagster-web", "dagster-daemon"
-SERVER, PLAIN, INGEST = "serve", "serve-plain", "ingest"
-PLATFORM = (STORAGE, MLFLOW, CODE, WEBSERVER, DAEMON)  # what runs without a target
+SERVER, PLAIN, INGEST, METRICS = "serve", "serve-plain", "ingest", "metrics"
+PLATFORM = (STORAGE, MLFLOW, CODE, WEBSERVER, DAEMON, METRICS)  # what runs without a target
 ALL = (*PLATFORM, SERVER, INGEST)
 # environment variable that marks every process of a stack with its state folder
 MARK = "STACK_OF_TIDE"
@@ -43,7 +43,8 @@ def stack_settings(settings: Settings) -> Settings:
     stack.state = settings.state.absolute()
     stack.target = settings.target and settings.target.absolute()
     stack.draft = settings.draft and settings.draft.absolute()
-    stack.serving.host = HOST
+    stack.notify.urls_file = settings.notify.urls_file and settings.notify.urls_file.absolute()
+    stack.serving.host = stack.metrics.host = HOST
     stack.storage.uri = f"s3://{BUCKET}"
     stack.storage.endpoint = f"http://{HOST}:{settings.stack.s3_port}"
     stack.registry.tracking_uri = f"http://{HOST}:{settings.stack.mlflow_port}"
@@ -88,6 +89,8 @@ def services(settings: Settings, layout: Layout, inner: InnerPorts) -> list[Serv
         *_dagster(settings, layout, inner),
         *_serving(),
         Service(INGEST, [tool("tide", "tide-platform"), "ingest"], _upkeep(inner), stop_s=20),
+        # it reads nothing before it is asked
+        Service(METRICS, [tool("tide", "tide-platform"), "metrics"], stop_s=5, nice=_BEHIND),
     ]
 
 

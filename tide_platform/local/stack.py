@@ -11,6 +11,7 @@ from pathlib import Path
 from tide_platform.config import Settings, dump_settings
 from tide_platform.config.locks import LockHeld, locked
 from tide_platform.local import services as names
+from tide_platform.local.dagster_home import make_databases
 from tide_platform.local.errors import StackBusy, StackError
 from tide_platform.local.layout import Layout
 from tide_platform.local.leftovers import end_leftovers
@@ -41,6 +42,7 @@ class Stack:
         self._kept = False
         self.settings: Settings
         self.inner: InnerPorts
+        self._environ: dict[str, str]
 
     def __enter__(self) -> "Stack":
         return self
@@ -49,35 +51,39 @@ class Stack:
         if not self._kept:
             self.down()
 
-    def open(self, *, die_with_parent: bool) -> None:
+    def open(self, *, die_with_parent: bool, fresh: bool = False) -> None:
         """End what an earlier stack of this state left, check ports, write configuration, start supervisord.
 
+        ``fresh``: forget what it had, too. For states that nobody else uses: ledger and samples are removed.
         Raises :class:`~tide_platform.local.errors.StackError` of several kinds; then nothing was started.
         """
         self.layout.make()
         self._take_lock()
         end_stale(self.layout, self.say)
+        if fresh:
+            self.layout.forget()
+            self.layout.make()
         chosen = with_free_ports(self._given) if self._auto_ports else self._given
         check_ports(chosen)
         self.settings, self.inner = stack_settings(chosen), inner_ports(chosen)
         keys = load_secrets(self.layout)
         self._write_files(keys)
         own_environment(self.layout, keys)
+        self._environ = environment(self.layout, keys, os.environ)
         self.supervisor.start(
-            services(self.settings, self.layout, self.inner),
-            environment(self.layout, keys, os.environ),
-            die_with_parent=die_with_parent,
+            services(self.settings, self.layout, self.inner), self._environ, die_with_parent=die_with_parent
         )
 
     def start(self, wanted: Iterable[str]) -> dict[str, float]:
         """Start the services ``wanted`` and wait until all are ready; returns seconds until ready by name.
 
         Object storage goes first, since the others use it from their first second on. Dagster's daemon goes
-        last: a run that it starts may deploy at once, so the server must be there, and of two processes that
-        make the tables of a fresh Dagster home at once one fails. The rest start together.
+        last: a run that it starts may deploy at once, so the server must be there. The rest start together.
         Raises :class:`~tide_platform.local.errors.ServiceFailed`.
         """
         wanted = list(wanted)
+        if {names.CODE, names.WEBSERVER, names.DAEMON} & set(wanted):
+            make_databases(self.layout.dagster_home, self._environ)
         waves = {names.STORAGE: 0, names.DAEMON: 2}
         seconds: dict[str, float] = {}
         for wave in range(3):
@@ -168,4 +174,5 @@ def addresses(settings: Settings) -> dict[str, str]:
         "Dagster": dagster_url(settings),
         "MLflow": settings.registry.tracking_uri,
         "object storage": settings.storage.endpoint or settings.storage.uri,
+        "metrics": f"http://{settings.metrics.host}:{settings.metrics.port}/metrics",
     }

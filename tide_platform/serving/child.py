@@ -5,12 +5,14 @@ by a program of its own, because running Python between the two in a process wit
 library only and run by path, so that it costs milliseconds.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
+_SESSION = "/proc/self/autogroup"
 
 
 def stub(on_parent_death: signal.Signals, nice: int = 0) -> list[str]:
@@ -30,7 +32,20 @@ def die_with(parent: int, on_parent_death: signal.Signals) -> None:
         os._exit(1)
 
 
+def step_back(nice: int) -> None:
+    """Lets others go first. Where the kernel shares processors out by session (``sched_autogroup_enabled``),
+    a process's own number counts within its session only, so one that leads a session gives it to all of it.
+    """
+    os.nice(nice)
+    if nice and os.getsid(0) == os.getpid():
+        # not there without such a kernel; changed ten times a second it is refused, then the own number holds
+        with contextlib.suppress(OSError):
+            group = os.open(_SESSION, os.O_WRONLY)
+            os.write(group, str(nice).encode())
+            os.close(group)
+
+
 if __name__ == "__main__":
     die_with(os.getppid(), signal.Signals[sys.argv[1]])
-    os.nice(int(sys.argv[2]))
+    step_back(int(sys.argv[2]))
     os.execvp(sys.argv[3], sys.argv[3:])

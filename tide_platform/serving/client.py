@@ -14,10 +14,11 @@ from tide_platform.config import TideError
 
 CONTROL_TIMEOUT_S = 60.0
 GENERATE_TIMEOUT_S = 600.0
+ATTEMPTS = 4
 # only where no byte reached the server: a request that was sent may have run
 _RETRY = {
     "retry": retry_if_exception_type((httpx.ConnectError, httpx.ConnectTimeout)),
-    "stop": stop_after_attempt(4),
+    "stop": stop_after_attempt(ATTEMPTS),
     "wait": wait_exponential(multiplier=0.2, max=2),
     "reraise": True,
 }
@@ -103,16 +104,24 @@ class GenerateRequest:
 
 
 class SglangClient:
-    """Asks one server. ``status``, ``capture``, ``reload_draft`` and ``flush_cache`` need ``admin_key``.
+    """Asks one server. ``status``, ``capture``, ``reload_draft`` and ``flush_cache`` need ``admin_key``;
+    ``timeout_s``: of connecting, and of each read, where a method has none of its own.
 
     Every method raises :class:`ServerUnreachable` or :class:`ServerRefused`. Only failed connections are
     retried.
     """
 
-    def __init__(self, base_url: str, admin_key: str | None = None):
+    def __init__(
+        self,
+        base_url: str,
+        admin_key: str | None = None,
+        timeout_s: float = CONTROL_TIMEOUT_S,
+        attempts: int = ATTEMPTS,
+    ):
         self.base_url = base_url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
-        self._http = httpx.Client(base_url=self.base_url, timeout=CONTROL_TIMEOUT_S, trust_env=False)
+        self._http = httpx.Client(base_url=self.base_url, timeout=timeout_s, trust_env=False)
+        self._retry: dict[str, Any] = {**_RETRY, "stop": stop_after_attempt(attempts)}
 
     def close(self) -> None:
         self._http.close()
@@ -199,7 +208,7 @@ class SglangClient:
 
     def _request(self, method: str, path: str, **options: Any) -> Any:
         try:
-            for attempt in Retrying(**_RETRY):
+            for attempt in Retrying(**self._retry):
                 with attempt:
                     response = self._http.request(method, path, headers=self._headers, **options)
         except httpx.HTTPError as error:

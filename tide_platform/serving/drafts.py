@@ -75,7 +75,11 @@ def stage_draft(settings: Settings, folder: Path) -> tuple[Path, str]:
             if path.suffix in {".json", ".safetensors"}:
                 shutil.copyfile(path, work / path.name)
         work.chmod(0o755)
-        work.rename(staged)
+        try:
+            work.rename(staged)
+        except OSError:  # servers that share the folder start at once: another was first
+            if not _is_intact(staged, digest):
+                raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return staged, digest

@@ -17,6 +17,7 @@ class Server(Protocol):
     def status(self) -> dict[str, Any]: ...
     def requests(self, after: int = 0) -> dict[str, Any]: ...
     def reload_draft(self, path: Path, digest: str) -> dict[str, Any]: ...
+    def capture(self, **changes: Any) -> dict[str, Any]: ...
 
 
 class NothingServed(TideError):
@@ -53,21 +54,54 @@ class TargetChanged(TideError):
 
 
 def addresses(settings: Settings) -> list[str]:
-    """Base URLs of the deployment's servers, the canary first."""
+    """Base URLs of the deployment's servers, the canary first; in a cluster those that are ready now.
+
+    Raises :class:`~tide_platform.cluster.discovery.ServersMissing` where a cluster has none, and what asking
+    it raises.
+    """
     from tide_platform.serving.launch import base_url
 
+    if settings.cluster is not None and settings.cluster.serving is not None:
+        from tide_platform.cluster.discovery import serving_urls
+
+        return serving_urls(settings.cluster)
     return [url.rstrip("/") for url in settings.rollout.servers] or [base_url(settings)]
+
+
+def require_all(settings: Settings, found: int | None = None) -> None:
+    """Before a draft goes to the servers: raises :class:`~tide_platform.cluster.discovery.ServersMissing`
+    where the cluster has fewer than ``cluster.serving.expected``, or the caller has ``found`` fewer.
+    """
+    if settings.cluster is not None and settings.cluster.serving is not None:
+        from tide_platform.cluster.discovery import require_servers
+
+        require_servers(settings.cluster, found)
 
 
 @contextmanager
 def connect_all(settings: Settings) -> Iterator[list[Server]]:
     """Clients of all servers, with the deployment's admin key."""
+    with _connected(settings) as servers:
+        yield servers
+
+
+@contextmanager
+def glance_at_all(settings: Settings) -> Iterator[list[Server]]:
+    """The same for whoever comes again soon: each question once, ``watch.answer_seconds`` for its answer, so
+    that a server which hangs does not hold up a sensor's tick.
+    """
+    with _connected(settings, timeout_s=settings.watch.answer_seconds, attempts=1) as servers:
+        yield servers
+
+
+@contextmanager
+def _connected(settings: Settings, **patience: Any) -> Iterator[list[Server]]:
     from tide_platform.serving.admin import read_admin_key
     from tide_platform.serving.client import SglangClient
 
     key = read_admin_key(settings)
     with ExitStack() as stack:
-        yield [stack.enter_context(SglangClient(url, key)) for url in addresses(settings)]
+        yield [stack.enter_context(SglangClient(url, key, **patience)) for url in addresses(settings)]
 
 
 def served_by(

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from tide_platform.capture.folder import RING_FILE
 from tide_platform.config import Settings
 from tide_platform.config.engine import VARIABLE as ENGINE_CONFIG_VARIABLE
 from tide_platform.config.engine import EngineConfig
+from tide_platform.serving.adaptive import Adaptive
 from tide_platform.serving.interpreter import Interpreter
 from tide_platform.serving.target_folder import Target
 
@@ -40,13 +42,19 @@ def base_url(settings: Settings) -> str:
 
 
 def plan_launch(
-    settings: Settings, target: Target, draft: StagedDraft | None, interpreter: Interpreter
+    settings: Settings,
+    target: Target,
+    draft: StagedDraft | None,
+    interpreter: Interpreter,
+    adaptive: Adaptive | None = None,
 ) -> LaunchPlan:
-    """The plan for ``serving.device`` cpu, cuda or rocm. ``draft`` is None where ``serving.k`` is 0."""
+    """The plan for ``serving.device`` cpu, cuda or rocm. ``draft`` is None where ``serving.k`` is 0.
+    ``adaptive``: in place of the settings' own file, and of ``serving.k`` at the start.
+    """
     state = settings.state.resolve()
     spool = settings.spool_folder.resolve()
     captured = settings.capture.enabled and draft is not None
-    ring = spool / "server.ring" if captured else None
+    ring = spool / RING_FILE if captured else None
     engine = EngineConfig(
         deployment=settings.deployment,
         device=settings.serving.device,
@@ -72,7 +80,7 @@ def plan_launch(
     )
     config_path = state / "engine.json"
     return LaunchPlan(
-        argv=server_argv(settings, target, draft, interpreter),
+        argv=server_argv(settings, target, draft, interpreter, adaptive),
         env=server_env(settings) | {ENGINE_CONFIG_VARIABLE: str(config_path)},
         engine=engine,
         engine_config_path=config_path,
@@ -83,7 +91,11 @@ def plan_launch(
 
 
 def server_argv(
-    settings: Settings, target: Target, draft: StagedDraft | None, interpreter: Interpreter
+    settings: Settings,
+    target: Target,
+    draft: StagedDraft | None,
+    interpreter: Interpreter,
+    adaptive: Adaptive | None = None,
 ) -> tuple[str, ...]:
     """SGLang's command line. Everything that decides what is served is said, nothing is left to a default."""
     serving = settings.serving
@@ -92,6 +104,9 @@ def server_argv(
     argv += ["--host", serving.host, "--port", str(serving.port)]
     argv += ["--dtype", serving.dtype, "--context-length", str(serving.context_length)]
     argv += ["--max-running-requests", str(serving.max_running_requests), "--tp-size", str(serving.tp_size)]
+    if serving.dp_size > 1:
+        argv += ["--dp-size", str(serving.dp_size)]
+        argv += ["--enable-dp-attention"] if serving.dp_attention else []
     argv += ["--chunked-prefill-size", str(serving.chunked_prefill_size)]
     if serving.max_total_tokens is not None:
         argv += ["--max-total-tokens", str(serving.max_total_tokens)]
@@ -108,7 +123,7 @@ def server_argv(
     # the warm-up request would be captured like a user's: `tide serve` sends its own, uncaptured
     argv += ["--enable-metrics", "--skip-server-warmup", "--log-level", serving.log_level]
     if draft is not None:
-        argv += _speculative_argv(settings, draft)
+        argv += _speculative_argv(settings, draft, adaptive)
     return tuple(argv)
 
 
@@ -179,20 +194,23 @@ def _device_argv(settings: Settings) -> list[str]:
     return argv
 
 
-def _speculative_argv(settings: Settings, draft: StagedDraft) -> list[str]:
+def _speculative_argv(settings: Settings, draft: StagedDraft, adaptive: Adaptive | None) -> list[str]:
     serving = settings.serving
+    k, file = serving.k, serving.adaptive_config
+    if adaptive is not None:
+        k, file = adaptive.start, adaptive.file
     argv = [
         "--speculative-algorithm",
         "EAGLE3",
         "--speculative-draft-model-path",
         str(draft.folder.resolve()),
     ]
-    argv += ["--speculative-num-steps", str(serving.k), "--speculative-eagle-topk", "1"]
-    argv += ["--speculative-num-draft-tokens", str(serving.k + 1)]
+    argv += ["--speculative-num-steps", str(k), "--speculative-eagle-topk", "1"]
+    argv += ["--speculative-num-draft-tokens", str(k + 1)]
     if serving.adaptive:
         argv.append("--speculative-adaptive")
-        if serving.adaptive_config is not None:
-            argv += ["--speculative-adaptive-config", str(serving.adaptive_config.resolve())]
+        if file is not None:
+            argv += ["--speculative-adaptive-config", str(file.resolve())]
     argv += ["--speculative-accept-threshold-single", str(serving.accept_threshold_single)]
     argv += ["--speculative-accept-threshold-acc", str(serving.accept_threshold_acc)]
     return argv

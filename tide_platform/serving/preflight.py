@@ -95,6 +95,15 @@ def check_settings(settings: Settings) -> None:
         )
     if serving.device == "cpu" and serving.tp_size != 1:
         raise ServingImpossible(f"serving.tp_size {serving.tp_size}: on cpu it must be 1")
+    if serving.dp_attention and (serving.dp_size < 2 or serving.tp_size % serving.dp_size):
+        raise ServingImpossible(
+            f"serving.dp_attention divides serving.tp_size {serving.tp_size} GPUs among serving.dp_size "
+            f"{serving.dp_size} ranks: dp_size must be at least 2 and divide tp_size"
+        )
+    if serving.dp_attention and settings.capture.target_signal == "last_hidden":
+        raise ServingImpossible(
+            "capture.target_signal last_hidden: under serving.dp_attention its rows are padded; use topk"
+        )
     if serving.max_total_tokens is not None and serving.max_total_tokens < serving.context_length:
         raise ServingImpossible(
             f"serving.max_total_tokens {serving.max_total_tokens} cannot hold one request of "

@@ -13,16 +13,17 @@ from tide_platform.serving.child import stub
 
 
 def start_child(
-    argv: Sequence[str], log: Path, env: Mapping[str, str], *, on_parent_death: signal.Signals
+    argv: Sequence[str], log: Path, env: Mapping[str, str], *, on_parent_death: signal.Signals, nice: int = 0
 ) -> subprocess.Popen[bytes]:
-    """Start ``argv`` in a session of its own, output appended to ``log``; it gets a signal when we die.
+    """Start ``argv`` in a session of its own, output appended to ``log``; it gets a signal when we die. With
+    ``nice`` above 0 others go before it.
 
     A session of its own: Ctrl-C in the terminal reaches ``tide serve`` alone, which ends things in order.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         return subprocess.Popen(
-            [*stub(on_parent_death), *argv],
+            [*stub(on_parent_death, nice), *argv],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

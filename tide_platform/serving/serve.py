@@ -18,15 +18,21 @@ import psutil
 
 from tide_platform.config import Settings, TideError
 from tide_platform.config.locks import LockHeld, locked
+from tide_platform.evaluation.speculation import Acceptance
+from tide_platform.serving.adaptive import Known, plan_adaptive
 from tide_platform.serving.admin import VARIABLE as ADMIN_KEY_VARIABLE
 from tide_platform.serving.admin import ensure_admin_key
 from tide_platform.serving.client import ServerRefused, ServerUnreachable, SglangClient
+from tide_platform.serving.fleet import reload
 from tide_platform.serving.launch import LaunchPlan, plan_launch
 from tide_platform.serving.preflight import Checked, preflight
 from tide_platform.serving.processes import end_tree, start_child, tail, tree
 
 SERVER_PATIENCE_S = 25.0  # SGLang looks for SIGTERM every 5 s, then lets running requests end
 SPOOL_PATIENCE_S = 30.0  # to drain the ring and seal
+# users' tokens go first: what the spool lacks for a while waits in the ring. It keeps a tenth of a core, and
+# packing takes a twentieth
+SPOOL_NICE = 10
 PROGRESS_S = 10.0
 POLL_S = 0.5
 
@@ -61,33 +67,71 @@ class AlreadyServing(TideError):
     """Another ``tide serve`` holds the state folder."""
 
 
-def serve(settings: Settings, say: Callable[[str], None], draft: Path | None = None) -> int:
+class ChampionNotTaken(TideError):
+    """The champion changed while the server loaded, and it does not take the new one."""
+
+    def __init__(self, digest: str, problem: str):
+        super().__init__(f"draft {digest} became champion while the server loaded: {problem}; start it again")
+        self.digest, self.problem = digest, problem
+
+
+def not_asked(_digest: str) -> Acceptance:
+    """Of who knows no ledger."""
+    return Acceptance([], "the draft's acceptance was not looked up")
+
+
+def nobody_knows() -> Path | None:
+    """The champion, where only this volume can tell."""
+    return None
+
+
+def serve(
+    settings: Settings,
+    say: Callable[[str], None],
+    draft: Path | None = None,
+    known: Known = not_asked,
+    champion: Callable[[], Path | None] = nobody_knows,
+) -> int:
     """Run until SIGTERM or SIGINT; returns exit status 0. Raises a :class:`TideError` for what goes wrong.
 
-    ``draft``: start with this folder, whatever was deployed since.
+    ``draft``: start with this folder, whatever was deployed since. ``known``: a draft's acceptance, which
+    ``serving.adaptive`` takes its steps from. ``champion``: the staged folder, named by its digest, of the
+    deployment's champion, or None; asked before the start, and again when the server is up.
 
     Whatever ends it, a ``kill -9`` included, no process that it started is left (see ``child.py``).
     """
     settings.state.mkdir(parents=True, exist_ok=True)
     with _state_lock(settings), _stop_signals() as stop:
-        checked = preflight(settings, draft)
-        plan = plan_launch(settings, checked.target, checked.draft, checked.interpreter)
-        return Deployment(settings, checked, plan, stop, say).run()
+        checked = preflight(settings, draft or champion())
+        plan = _plan(settings, checked, say, known)
+        later = nobody_knows if draft else champion
+        return Deployment(settings, checked, plan, stop, say, later).run()
 
 
-def show_plan(settings: Settings, draft: Path | None, say: Callable[[str], None]) -> None:
+def show_plan(
+    settings: Settings, draft: Path | None, say: Callable[[str], None], known: Known = not_asked
+) -> None:
     """What :func:`serve` would start, after all of its checks.
 
-    The plugin's configuration is written, so that the printed command runs as it stands.
+    The plugin's configuration and that of adaptive speculation are written, so that the printed command runs
+    as it stands.
     """
     checked = preflight(settings, draft)
-    plan = plan_launch(settings, checked.target, checked.draft, checked.interpreter)
+    plan = _plan(settings, checked, say, known)
     write_engine_config(plan)
     for name, value in sorted(plan.env.items()):
         say(f"{name}={value}")
     say(shlex.join(plan.argv))
     if plan.spool_argv:
         say(shlex.join([sys.executable, *plan.spool_argv]))
+
+
+def _plan(settings: Settings, checked: Checked, say: Callable[[str], None], known: Known) -> LaunchPlan:
+    adaptive = None
+    if settings.serving.adaptive and checked.draft is not None:
+        adaptive = plan_adaptive(settings, checked.target.digest, checked.draft.digest, known)
+        say(f"adaptive speculation: {adaptive.reason}")
+    return plan_launch(settings, checked.target, checked.draft, checked.interpreter, adaptive)
 
 
 def write_engine_config(plan: LaunchPlan) -> None:
@@ -106,8 +150,11 @@ class Deployment:
         plan: LaunchPlan,
         stop: threading.Event,
         say: Callable[[str], None],
+        champion: Callable[[], Path | None] = nobody_knows,
     ):
         self.settings, self.checked, self.plan, self.stop, self.say = settings, checked, plan, stop, say
+        self.champion = champion
+        self.draft_digest = checked.draft.digest if checked.draft else None
         self.admin_key = ensure_admin_key(settings)
         self.log = settings.state / "logs" / "sglang.log"
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
@@ -122,6 +169,7 @@ class Deployment:
                 if self._wait_healthy(client):
                     self._check_plugin(client)
                     self._warm_up(client)
+                    self._catch_up(client)
                     self._announce()
                     self._watch()
         except (ServerDied, ServerNotReady, PluginNotLive):
@@ -135,7 +183,10 @@ class Deployment:
     def _start(self) -> None:
         plan, checked = self.plan, self.checked
         write_engine_config(plan)
-        draft = f"draft {checked.draft.digest}, k {self.settings.serving.k}" if checked.draft else "no draft"
+        draft = "no draft"
+        if checked.draft:
+            k = "adaptive k" if self.settings.serving.adaptive else f"k {self.settings.serving.k}"
+            draft = f"draft {checked.draft.digest}, {k}"
         self.say(
             f"starting sglang {checked.interpreter.sglang} on {self.settings.serving.device}: "
             f"target {checked.target.folder.name} ({checked.target.digest}), {draft}; log {self.log}"
@@ -181,6 +232,19 @@ class Deployment:
             self._check_alive()
             raise PluginNotLive(f"the first request failed: {error}", self.log) from error
 
+    def _catch_up(self, client: SglangClient) -> None:
+        """Loading took minutes: a draft that was deployed meanwhile is taken before anyone is served."""
+        folder = self.champion() if self.draft_digest else None
+        if folder is None or folder.name == self.draft_digest:
+            return
+        _, problem = reload(client, folder.resolve(), folder.name)
+        if problem is not None:
+            raise ChampionNotTaken(folder.name, problem)
+        self.say(
+            f"draft {folder.name} became champion meanwhile: it is served in place of {self.draft_digest}"
+        )
+        self.draft_digest = folder.name
+
     def _announce(self) -> None:
         assert self.server is not None
         state = {
@@ -188,7 +252,7 @@ class Deployment:
             "pid": os.getpid(),
             "server_pid": self.server.pid,
             "target_digest": self.checked.target.digest,
-            "draft_digest": self.checked.draft.digest if self.checked.draft else None,
+            "draft_digest": self.draft_digest,
             "started_at": time.time(),
         }
         (self.settings.state / "serve.json").write_text(json.dumps(state, indent=2) + "\n")
@@ -230,7 +294,7 @@ class Spool:
         self._next_start = 0.0
 
     def start(self) -> None:
-        self.process = start_child(self.argv, self.log, {}, on_parent_death=signal.SIGTERM)
+        self.process = start_child(self.argv, self.log, {}, on_parent_death=signal.SIGTERM, nice=SPOOL_NICE)
 
     def keep_alive(self) -> None:
         """Restart it if it died, at once at first, then ever more slowly (30 s at most)."""

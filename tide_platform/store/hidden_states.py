@@ -8,6 +8,7 @@ import logging
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import lance
 
@@ -40,6 +41,17 @@ class Tip:
 
     version: int  # 0: no dataset yet
     rows: int
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What the newest version's manifest says."""
+
+    version: int = 0  # 0: no dataset yet
+    rows: int = 0
+    fragments: int = 0
+    data_bytes: int = 0  # of data files; large blobs are files beside them, and not counted
+    committed_at: float | None = None  # Unix time, seconds
 
 
 def dataset_name(settings: Settings) -> str:
@@ -75,6 +87,23 @@ class HiddenStates:
         """Version and live rows; two reads however large the dataset is, also where there is none yet."""
         dataset = self.handle.latest()
         return Tip(0, 0) if dataset is None else Tip(dataset.version, dataset.count_rows())
+
+    def extent(self) -> Extent:
+        """At the cost of a look for the newest version, and of its manifest where it is a new one."""
+        dataset = self.handle.latest()
+        if dataset is None:
+            return Extent()
+        with self.handle.errors():
+            newest = dataset.get_version()
+        said, at = newest["metadata"], newest["timestamp"]
+        assert isinstance(at, datetime)
+        return Extent(
+            dataset.version,
+            int(said["total_rows"]),
+            int(said["total_fragments"]),
+            int(said["total_files_size"]),
+            at.timestamp(),
+        )
 
     def stream_meta(self) -> StreamMeta:
         return columns.stream_of(self.handle.require().schema)

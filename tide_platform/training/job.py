@@ -12,8 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tide_platform.config import Settings, TideError
 from tide_platform.config.files import write_json
+from tide_platform.config.schema import Ledger, Registry
 
 RESULT, DRAFT, RUN_FOLDER = "result.json", "draft", "run"  # below a job's `out`
+FAILED = "failed-{}.json"  # in RUN_FOLDER, of a rank: an error of its own
 MOST_NAMED = 100  # samples that were left out, by name in result.json and tide.json
 
 
@@ -23,6 +25,13 @@ class BadJob(TideError):
     def __init__(self, path: Path, detail: str):
         super().__init__(f"{path}: not a training job: {detail}")
         self.path, self.detail = path, detail
+
+
+def without_secrets(settings: Settings) -> Settings:
+    """For a job's file, which others may read: addresses that can hold a password (ledger, registry) are the
+    defaults. Training needs neither.
+    """
+    return settings.model_copy(update={"ledger": Ledger(), "registry": Registry()})
 
 
 class TrainJob(BaseModel):
@@ -69,6 +78,7 @@ class TrainResult:
     parent_digest: str
     contract: str  # digest of everything that decided the result
     steps: int
+    processes: int  # that shared each step
     tokens: int  # response tokens trained on, all epochs
     seconds: float  # of the optimizer steps: waiting for samples and computing
     wait_seconds: float  # of these, waiting
@@ -90,16 +100,22 @@ class TrainResult:
         rest["accuracy"] = [sum(r["accuracy"][j] for r in last) / max(1, len(last)) for j in steps]
         return rest
 
+    def to_json(self) -> dict[str, Any]:
+        return self.summary() | {"history": self.history}
+
     def write(self, path: Path) -> None:
         """All or nothing."""
-        write_json(path, self.summary() | {"history": self.history}, indent=2)
+        write_json(path, self.to_json(), indent=2)
 
     @classmethod
     def read(cls, path: Path) -> "TrainResult | None":
         """None where there is none, or one of a release that wrote others."""
         raw = json.loads(path.read_text()) if path.is_file() else {}
-        own: dict[str, Any] = {field.name: raw[field.name] for field in fields(cls) if field.name in raw}
-        if len(own) < len(fields(cls)):
-            return None
+        return cls.from_json(raw) if all(field.name in raw for field in fields(cls)) else None
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> "TrainResult":
+        """What :meth:`to_json` gave."""
+        own: dict[str, Any] = {field.name: raw[field.name] for field in fields(cls)}
         own["folder"] = Path(own["folder"])
         return cls(**own)

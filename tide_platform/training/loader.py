@@ -5,8 +5,7 @@ the store's handles and torch's threads. At most ``prefetch_steps`` steps wait, 
 examples are kept for later epochs; the rest is read again.
 """
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import Empty, Full, Queue
 from threading import Event, Thread
@@ -43,6 +42,14 @@ class TooManyDamaged(TideError):
         self.damaged, self.planned, self.share = damaged, planned, share
 
 
+class FetchBroke(TideError):
+    """The thread that reads samples ended by something that is no error of Python's."""
+
+    def __init__(self, error: BaseException):
+        super().__init__(f"reading samples broke: {type(error).__name__}: {error}")
+        self.error = error
+
+
 class Loader:
     """Examples of a pool of samples. Its calls come from one thread at a time."""
 
@@ -53,11 +60,14 @@ class Loader:
         inverse: np.ndarray,
         settings: Training,
         heads: Heads = NO_HEADS,
+        processes: int = 1,
     ):
         """``pool``: which samples, indices; ``inverse``: target -> draft id or -1, [V]; ``heads``: what the
-        teacher ``settings.teacher`` needs.
+        teacher ``settings.teacher`` needs; ``processes``: that share the pool, so that none can judge alone
+        whether too many are damaged (:meth:`judge`).
         """
         self._samples, self._pool, self._inverse, self._heads = samples, pool, inverse, heads
+        self._alone = processes == 1
         self._settings, self._room = settings, settings.cache_bytes
         self._kept: dict[int, Example] = {}
         self.skipped: dict[str, str] = {}  # sample id -> why it was left out
@@ -94,7 +104,12 @@ class Loader:
 
     def _skip(self, index: int, reason: str) -> None:
         self.skipped[self._name(index)] = reason
-        damaged = {name: why for name, why in self.skipped.items() if why != NO_POSITION}
+        if self._alone:
+            self.judge(self.skipped)
+
+    def judge(self, skipped: Mapping[str, str]) -> None:
+        """``skipped``: of all processes. Raises :class:`TooManyDamaged`."""
+        damaged = {name: why for name, why in skipped.items() if why != NO_POSITION}
         share = self._settings.max_damaged_share
         if len(damaged) > share * len(self._pool):
             raise TooManyDamaged(damaged, len(self._pool), share)
@@ -116,12 +131,8 @@ class Feed:
     def __init__(self, ready: "Queue[list[Example] | Exception]", stop: Callable[[], bool]):
         self._ready, self._stop = ready, stop
 
-    def next(self) -> tuple[list[Example], float] | None:
-        """The next step's examples and the seconds waited for them; None: asked to stop meanwhile.
-
-        Raises what the fetching raised.
-        """
-        began = time.monotonic()
+    def next(self) -> list[Example] | None:
+        """The next step's examples; None: asked to stop meanwhile. Raises what the fetching raised."""
         while not self._stop():
             try:
                 item = self._ready.get(timeout=_POLL_S)
@@ -129,7 +140,7 @@ class Feed:
                 continue
             if isinstance(item, Exception):
                 raise item
-            return item, time.monotonic() - began
+            return item
         return None
 
 
@@ -159,6 +170,8 @@ def feeding(
                     return
         except Exception as error:  # noqa: BLE001 (handed to the thread that asks)
             put(error)
+        except BaseException as error:  # noqa: BLE001 (a panic of Lance's, for one: nobody must wait for it)
+            put(FetchBroke(error))
 
     thread = Thread(target=work, name="samples", daemon=True)
     thread.start()

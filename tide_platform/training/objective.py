@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from tide_platform.draft.eagle3 import Eagle3Draft, Unroll
 from tide_platform.draft.layout import Packed
@@ -83,3 +84,45 @@ def loss_and_stats(
         hits=[int(x.sum()) for x in hit_N.split(sizes)],
         count=sizes,
     )
+
+
+class Objective(nn.Module):
+    """The loss as a module, so that several processes can share its gradient.
+
+    ``embed_VH``, ``teacher_head_VH``: the target's, frozen, and neither parameters nor buffers of this.
+    """
+
+    def __init__(
+        self,
+        draft: Eagle3Draft,
+        embed_VH: torch.Tensor,
+        autocast: bool,
+        teacher_head_VH: torch.Tensor | None = None,
+    ):
+        super().__init__()
+        self.draft, self.autocast = draft, autocast
+        self._frozen = _Frozen(embed_VH, teacher_head_VH)
+
+    def forward(self, batch: Batch | None, counts: Sequence[int]) -> tuple[torch.Tensor, StepStats]:
+        """:func:`loss_and_stats` of the batch. None: no examples, a loss of 0 whose gradient is 0 everywhere,
+        for a process that has nothing left to do while others have.
+        """
+        if batch is None:
+            nothing = StepStats([0.0] * len(counts), [0] * len(counts), [0] * len(counts))
+            return torch.stack([p.sum() * 0 for p in self.draft.parameters()]).sum(), nothing
+        frozen = self._frozen
+        batch = batch.to(frozen.embed_VH.device)
+        return loss_and_stats(
+            self.draft, frozen.embed_VH, batch, counts, self.autocast, frozen.teacher_head_VH
+        )
+
+
+@dataclass(frozen=True)
+class _Frozen:
+    """Held apart from the module's own tensors: not moved, sharded or copied with them."""
+
+    embed_VH: torch.Tensor
+    teacher_head_VH: torch.Tensor | None
+
+    def __deepcopy__(self, memo: object) -> "_Frozen":
+        return self

@@ -12,7 +12,17 @@ from tide_platform.config.schema import Training
 
 # settings of `training` that change how fast or how safely a run gets there, not where it gets to
 _INDIFFERENT = frozenset(
-    {"threads", "seed", "checkpoint_seconds", "prefetch_steps", "cache_bytes", "max_damaged_share"}
+    {
+        "threads",
+        "seed",
+        "checkpoint_seconds",
+        "prefetch_steps",
+        "cache_bytes",
+        "max_damaged_share",
+        "device",
+        "parallel",
+        "micro_batch_positions",
+    }
 )
 _MOST_RANGES = 1000
 _ROOT = Path(__file__).parents[2]
@@ -61,7 +71,7 @@ def code_version() -> dict[str, str]:
     return told
 
 
-def machine(settings: Training, device: str) -> dict[str, Any]:
+def machine(settings: Training, device: str, processes: int = 1) -> dict[str, Any]:
     """What decides the last bits of a result, and no more than those."""
     import torch
 
@@ -69,6 +79,9 @@ def machine(settings: Training, device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": settings.threads,
         "device": device,
+        "processes": processes,
+        "parallel": settings.parallel if processes > 1 else None,
+        "micro_batch_positions": settings.micro_batch_positions,
         "processor": platform.machine(),
         "capability": torch.backends.cpu.get_cpu_capability(),
     }

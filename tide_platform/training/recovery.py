@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tide_platform.config import TideError
 from tide_platform.config.files import write_json
 from tide_platform.training.checkpoints import Checkpoint, newest_checkpoint, write_checkpoint
@@ -90,11 +92,20 @@ class Recovery:
         """Puts the checkpoint into ``state``, which is at its beginning. Returns what :meth:`save` was given
         beside it; empty where there is no checkpoint.
         """
-        if self._found is None:
+        if (facts := self.facts()) is None:
             return {}
-        state.load(self._found.tensors(), self._found.facts)
-        self._saved_step = state.step
-        return self._found.facts["beside"]
+        state.load(self.tensors(), facts)
+        return facts["beside"]
+
+    def facts(self) -> dict[str, Any] | None:
+        """Of the checkpoint there is: its counters, and as ``beside`` what :meth:`save` was given."""
+        return None if self._found is None else self._found.facts
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Of the checkpoint that there is."""
+        assert self._found is not None
+        self._saved_step = self._found.step
+        return self._found.tensors()
 
     def acknowledge(self, record: StepRecord) -> bool:
         """True: the step is new, and now durable. False: it was acknowledged before, and agrees.
@@ -129,11 +140,20 @@ class Recovery:
 
         Raises :class:`~tide_platform.training.checkpoints.CheckpointNotWritten`.
         """
-        if state.step == self._saved_step:
-            return
-        began = time.monotonic()
+        if self.unsaved(state):
+            began = time.monotonic()
+            self.write(state, state.tensors(), beside, began)
+
+    def unsaved(self, state: State) -> bool:
+        """Whether the step has no checkpoint yet."""
+        return state.step != self._saved_step
+
+    def write(
+        self, state: State, tensors: dict[str, torch.Tensor], beside: Mapping[str, Any], began: float
+    ) -> None:
+        """:meth:`save`, of tensors that were gathered already since ``began`` (``time.monotonic()``)."""
         facts = {**state.counters(), **self._run, "beside": dict(beside)}
-        write_checkpoint(self.folder, state.step, state.tensors(), facts)
+        write_checkpoint(self.folder, state.step, tensors, facts)
         self._saved_step, self._saved_at = state.step, time.monotonic()
         self._took = self._saved_at - began
 

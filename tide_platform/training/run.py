@@ -4,49 +4,52 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tide_platform.config import draft_digest, target_digest
+import torch
+
+from tide_platform.config import TideError, draft_digest, target_digest
 from tide_platform.config.locks import locked
 from tide_platform.draft.check import check_draft
 from tide_platform.draft.checkpoint import WEIGHTS, load_draft, load_target_parts, save_draft
 from tide_platform.draft.eagle3 import Eagle3Draft
 from tide_platform.draft.vocab import inverse_map, map_digest
-from tide_platform.store.errors import SamplesMissing
-from tide_platform.store.feature_store import SampleRef
 from tide_platform.store.hidden_states import HiddenStates, open_store
 from tide_platform.training import provenance
 from tide_platform.training.checkpoints import remove_checkpoints
-from tide_platform.training.data import NothingToTrain
-from tide_platform.training.draw import drawn
+from tide_platform.training.failures import forget_failures, noting_failures
 from tide_platform.training.job import DRAFT, MOST_NAMED, RESULT, RUN_FOLDER, TrainJob, TrainResult
+from tide_platform.training.led import Led
 from tide_platform.training.loader import Loader
-from tide_platform.training.plan import Expected, Plan, count, expected, plan_run
+from tide_platform.training.plan import count
+from tide_platform.training.planned import Planned, plan_job
 from tide_platform.training.progress import JournalDamaged, StepRecord
+from tide_platform.training.ranks import joined
 from tide_platform.training.recovery import Recovery, ReplayDiverged, ResumeRefused
-from tide_platform.training.samples import StoredSamples, find_refs
+from tide_platform.training.samples import StoredSamples
 from tide_platform.training.teacher import Heads, MissingTeacher
 from tide_platform.training.trainer import fit
+from tide_platform.training.world import PeerFailed, World, together
 
 log = logging.getLogger("tide.train")
 
-_LOCK, _LOCK_WAIT_S = ".lock", 30.0
-_DEVICE = "cpu"
+# a volume's server takes a lock from a node that died only after its lease: 90 s with NFS 4
+_LOCK, _LOCK_WAIT_S = ".lock", 120.0
+_BEGIN_ANEW = (ResumeRefused, ReplayDiverged, JournalDamaged)
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A job's samples and their order: all that is known before a tensor is read."""
+class ProcessesDiffer(TideError):
+    """A process of this run sees another job than the first one."""
 
-    refs: list[SampleRef]  # of all samples named that are there; donors of prefixes among them
-    pool: list[int]  # those that are trained on, indices into refs
-    plan: Plan
-    skipped: dict[str, str]  # sample id -> why it cannot teach anything
-    expired: dict[str, int]
-    parts: dict[str, list[SampleRef]]  # "window", "reference", "past" -> those of the pool
+    def __init__(self, rank: int, differing: list[str]):
+        super().__init__(
+            f"process {rank} of this run differs from the first in {', '.join(differing)}: all must see the "
+            "same job file, drafts, target and dataset, and run the same release"
+        )
+        self.rank, self.differing = rank, differing
 
 
 def run_job(
@@ -61,80 +64,41 @@ def run_job(
     ``out/result.json``. The run is kept in ``out/run`` meanwhile and goes on from there; ``fresh`` begins it
     anew. A finished one is not trained again.
 
+    Of several processes (``torchrun``) all call this with the same job; the first keeps ``out`` and is the
+    one that calls ``on_past`` and ``on_step``.
+
     ``on_past`` gets the steps that earlier processes acknowledged, ``on_step`` each new one. ``stop`` true
     ends the run after the step in hand, saved. Raises the named errors of :mod:`tide_platform.draft.errors`,
-    of the store, of :mod:`tide_platform.training.recovery`,
+    of the store, of :mod:`tide_platform.training.recovery`, of :mod:`tide_platform.training.ranks`,
     :class:`~tide_platform.config.locks.LockHeld` where another process trains there, and those of
     :func:`~tide_platform.training.trainer.fit`.
     """
-    check_draft(job.parent, job.target)
-    job.out.mkdir(parents=True, exist_ok=True)
-    with locked(job.out / _LOCK, _LOCK_WAIT_S):
-        if fresh:
-            _forget(job.out)
+    with joined(job.settings.training) as world, ExitStack() as held, noting_failures(job.out, world):
+        together(world, lambda: check_draft(job.parent, job.target))
+
+        def begin() -> None:
+            job.out.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(job.out / _LOCK, _LOCK_WAIT_S))
+            forget_failures(job.out)
+            if fresh:
+                _forget(job.out)
+
+        world.led(begin)
+        if world.size > job.settings.training.batch_size and world.rank == 0:
+            log.warning(
+                "training.batch_size %d is of all %d processes: some have nothing to do",
+                job.settings.training.batch_size, world.size,
+            )  # fmt: skip
         try:
-            return _run(job, on_step, on_past, stop)
-        except (ResumeRefused, ReplayDiverged, JournalDamaged) as error:
-            if not job.restart:
+            return _run(job, on_step, on_past, stop, world)
+        except (*_BEGIN_ANEW, PeerFailed) as error:
+            kind = error.kind if isinstance(error, PeerFailed) else type(error).__name__
+            if not job.restart or kind not in {each.__name__ for each in _BEGIN_ANEW}:
                 raise
             log.warning("begun anew: %s", error)
-            _forget(job.out)
-            return _run(job, on_step, on_past, stop)
-
-
-def plan_job(job: TrainJob, store: HiddenStates) -> Planned:
-    """Reads the metadata of the job's samples and plans all epochs.
-
-    Raises :class:`~tide_platform.store.errors.SamplesMissing` where the window's own are not there, and
-    :class:`~tide_platform.training.data.NothingToTrain`.
-    """
-    settings = job.settings.training
-    window = set(job.train_sample_ids)
-    named = {"window": job.train_sample_ids, "reference": job.reference_sample_ids}
-    named["past"] = [name for name in job.past_sample_ids if name not in window]
-    found = find_refs(store, [name for ids in named.values() for name in ids], job.lance_version)
-    if missing := [name for name in named["window"] if name not in found]:
-        raise SamplesMissing(store.uri, missing)
-    sizes: dict[str, Expected] = {}
-    skipped: dict[str, str] = {}
-    for name, ref in found.items():
-        size = expected(ref, settings.unroll_steps, settings.max_length)
-        if isinstance(size, str):
-            skipped[name] = size
-        else:
-            sizes[name] = size
-    usable = {part: [name for name in ids if name in sizes] for part, ids in named.items()}
-    if not usable["window"]:
-        raise NothingToTrain(count(skipped[name] for name in named["window"]))
-    epochs = [_epoch(job, usable, epoch) for epoch in range(settings.epochs)]
-    pool = list(dict.fromkeys(name for names in epochs for name in names))
-    at = {name: i for i, name in enumerate(pool)}
-    plan = plan_run(
-        [sizes[name] for name in pool],
-        [[at[name] for name in names] for names in epochs],
-        settings.batch_size,
-        job.seed,
-    )
-    refs = list(found.values())
-    where = {ref.sample_id: i for i, ref in enumerate(refs)}
-    parts = {part: [found[name] for name in ids if name in at] for part, ids in usable.items()}
-    expired = {part: sum(name not in found for name in named[part]) for part in ("reference", "past")}
-    if any(expired.values()):
-        log.warning(
-            "%d reference samples and %d of past windows are not in the dataset any more",
-            *expired.values(),
-        )
-    return Planned(refs, [where[name] for name in pool], plan, skipped, expired, parts)
-
-
-def _epoch(job: TrainJob, usable: dict[str, list[str]], epoch: int) -> list[str]:
-    window, settings = usable["window"], job.settings.training
-    ratios = {"reference": settings.reference_ratio, "past": settings.past_window_ratio}
-    return window + [
-        name
-        for part, ratio in ratios.items()
-        for name in drawn(usable[part], round(ratio * len(window)), epoch, job.seed, part)
-    ]
+        # not within the handler: the error holds on to all that the first try had in memory
+        world.led(lambda: _forget(job.out))
+        return _run(job, on_step, on_past, stop, world)
 
 
 @dataclass(frozen=True)
@@ -145,6 +109,7 @@ class _Run:
     planned: Planned
     draft: Eagle3Draft
     contract: dict[str, Any]
+    world: World
 
     @property
     def key(self) -> str:
@@ -157,15 +122,26 @@ class _Run:
             return None
         return found if draft_digest(folder) == found.digest else None
 
+    def machine(self) -> dict[str, Any]:
+        world = self.world
+        return provenance.machine(self.job.settings.training, world.device.type, world.size)
+
     def recovery(self) -> Recovery:
         settings = self.job.settings.training
-        noted = provenance.machine(settings, _DEVICE) | provenance.code_version()
+        noted = self.machine() | provenance.code_version()
         return Recovery(self.job.out / RUN_FOLDER, self.contract, noted, settings.checkpoint_seconds)
 
-    def loader(self, store: HiddenStates, heads: Heads) -> Loader:
+    def load(self, store: HiddenStates) -> tuple[torch.Tensor, Heads, Loader]:
+        """The target's embeddings, what the teacher needs of the target, and the samples. The rest of the
+        target is not kept.
+        """
+        target = load_target_parts(self.job.target)
+        heads = Heads.of(self.job.settings.training.teacher, target, self.draft)
         samples = StoredSamples(store, self.planned.refs, self.job.lance_version)
         inverse = inverse_map(self.draft.d2t.numpy(), self.draft.config.vocab_size)
-        return Loader(samples, self.planned.pool, inverse, self.job.settings.training, heads)
+        settings = self.job.settings.training
+        loader = Loader(samples, self.planned.pool, inverse, settings, heads, self.world.size)
+        return target.embed_VH, heads, loader
 
     def finish(
         self, recovery: Recovery, records: list[StepRecord], damaged: dict[str, str], load_seconds: float
@@ -190,7 +166,7 @@ class _Run:
             "plan": planned.plan.digest,
             "seed": job.seed,
             "training": job.settings.training.model_dump(),
-            "machine": provenance.machine(job.settings.training, _DEVICE),
+            "machine": self.machine(),
             "code": provenance.code_version(),
             **job.provenance,
         }
@@ -202,6 +178,7 @@ class _Run:
             parent_digest=self.contract["parent"],
             contract=self.key,
             steps=len(records),
+            processes=self.world.size,
             tokens=records[-1].tokens,
             seconds=records[-1].seconds,
             wait_seconds=sum(record.wait_seconds for record in records),
@@ -224,31 +201,56 @@ def _run(
     on_step: Callable[[StepRecord], None] | None,
     on_past: Callable[[list[StepRecord]], None] | None,
     stop: Callable[[], bool],
+    world: World,
 ) -> TrainResult:
     began = time.monotonic()
+    run, store = together(world, lambda: _begin(job, world))
+    _compare(run, world)
+    done = world.led(lambda: None if (found := run.finished()) is None else found.to_json())
+    if done is not None:
+        result = TrainResult.from_json(done)
+        world.led(lambda: _tell_past(on_past, [StepRecord(**record) for record in result.history]))
+        return result
+    with ExitStack() as opened:
+        own: list[Recovery] = []
+        world.led(lambda: own.append(opened.enter_context(closing(run.recovery()))))
+        recovery = Led(world, own[0] if own else None)
+        world.led(lambda: _tell_past(on_past, list(recovery.acknowledged)))
+        embed_VH, heads, loader = together(world, lambda: run.load(store))
+        load_seconds = time.monotonic() - began
+        records = fit(
+            run.draft, embed_VH, run.planned.plan, loader, job.settings.training, job.seed,
+            on_step=on_step, recovery=recovery, skipped=loader.skipped, stop=stop, heads=heads,
+            world=world, judge=loader.judge,
+        )  # fmt: skip
+        damaged = world.union(loader.skipped)
+        finished = world.led(lambda: run.finish(own[0], records, damaged, load_seconds).to_json())
+        return TrainResult.from_json(finished)
+
+
+def _begin(job: TrainJob, world: World) -> tuple["_Run", HiddenStates]:
+    """All that is known before a tensor is read."""
     store = open_store(job.settings)
     planned = plan_job(job, store)
     if job.settings.training.teacher not in ("topk", store.stream_meta().target_signal):
         raise MissingTeacher(store.uri, "the dataset holds no last hidden states")
     draft = load_draft(job.parent)
-    run = _Run(job, planned, draft, _contract(job, draft, planned))
-    if (done := run.finished()) is not None:
-        if on_past:
-            on_past([StepRecord(**record) for record in done.history])
-        return done
-    with closing(run.recovery()) as recovery:
-        if on_past and recovery.acknowledged:
-            on_past(list(recovery.acknowledged))
-        target = load_target_parts(job.target)
-        heads = Heads.of(job.settings.training.teacher, target, draft)
-        loader = run.loader(store, heads)
-        load_seconds = time.monotonic() - began
-        records = fit(
-            draft, target.embed_VH, planned.plan, loader, job.settings.training, job.seed,
-            on_step=on_step, recovery=recovery, skipped=loader.skipped, stop=stop, heads=heads,
-            device=_DEVICE,
-        )  # fmt: skip
-        return run.finish(recovery, records, loader.skipped, load_seconds)
+    return _Run(job, planned, draft, _contract(job, draft, planned), world), store
+
+
+def _tell_past(on_past: Callable[[list[StepRecord]], None] | None, records: list[StepRecord]) -> None:
+    if on_past and records:
+        on_past(records)
+
+
+def _compare(run: _Run, world: World) -> None:
+    """All processes must have planned the same: they read the job, the dataset and the drafts each for
+    itself. Raises :class:`ProcessesDiffer`.
+    """
+    own = run.contract | {"device": world.device.type}
+    first = world.led(lambda: own)
+    differing = [name for name, value in own.items() if first.get(name) != value]
+    world.agree(ProcessesDiffer(world.rank, differing) if differing else None)
 
 
 def _contract(job: TrainJob, draft: Eagle3Draft, planned: Planned) -> dict[str, Any]:
@@ -264,7 +266,6 @@ def _contract(job: TrainJob, draft: Eagle3Draft, planned: Planned) -> dict[str, 
         "reference samples": provenance.ids_digest(sorted(job.reference_sample_ids)),
         "past samples": provenance.ids_digest(sorted(job.past_sample_ids)),
         "seed": job.seed,
-        "processes": 1,  # a step's samples are divided among them
         "steps": len(planned.plan.steps),
         "plan": planned.plan.digest,
         **{f"training.{name}": value for name, value in settings.items()},

@@ -8,6 +8,7 @@ import torch
 
 from tide_platform.config.schema import Training
 from tide_platform.draft.eagle3 import Eagle3Draft
+from tide_platform.training.world import sharded_like, whole
 
 BETAS = (0.9, 0.95)
 _WEIGHT, _MOMENT, _RNG = "draft.", "adamw.", "rng."
@@ -44,8 +45,9 @@ class State:
     def parameters(self) -> list[torch.nn.Parameter]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Everything that the next step depends on, contiguous copies on the CPU.
+    def tensors(self, keep: bool = True) -> dict[str, torch.Tensor]:
+        """Everything that the next step depends on, contiguous copies on the CPU: whole also where processes
+        hold shards, all of which then call this; those that only give their shards ``keep`` nothing.
 
         ``draft.NAME``: parameters (fp32) and the map; ``adamw.KEY.NAME``: a parameter's moments (fp32) and
         step count; ``rng.DEVICE``: torch's generators (uint8).
@@ -57,18 +59,24 @@ class State:
         found[_RNG + "cpu"] = torch.get_rng_state()
         if self._device().type == "cuda":
             found[_RNG + "cuda"] = torch.cuda.get_rng_state(self._device())
-        return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in found.items()}
+        kept = {}
+        for name, tensor in found.items():
+            all_of_it = whole(tensor.detach())
+            if keep:
+                kept[name] = all_of_it.to("cpu", copy=True).contiguous()
+        return kept
 
     def load(self, tensors: Mapping[str, torch.Tensor], counters: Mapping[str, Any]) -> None:
         """Puts back what :meth:`tensors` and :meth:`counters` gave."""
         device = self._device()
-        weights = {
-            name.removeprefix(_WEIGHT): tensor for name, tensor in tensors.items() if name.startswith(_WEIGHT)
-        }
+        own = self.draft.state_dict()
+        weights = {name: sharded_like(tensors[_WEIGHT + name], value) for name, value in own.items()}
         self.draft.load_state_dict(weights)
         for name, parameter in self._trained():
             self.optimizer.state[parameter] = {
-                name_of.removeprefix(_MOMENT).removesuffix(f".{name}"): tensor.to(device)
+                name_of.removeprefix(_MOMENT).removesuffix(f".{name}"): (
+                    sharded_like(tensor, parameter) if tensor.shape == parameter.shape else tensor.to(device)
+                )
                 for name_of, tensor in tensors.items()
                 if name_of.startswith(_MOMENT) and name_of.split(".", 2)[2] == name
             }

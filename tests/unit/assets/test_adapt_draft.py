@@ -8,7 +8,10 @@ import dagster as dg
 import pytest
 
 import resources.cycle
+from resources.runs import DagsterRuns
+from tests.unit.control.control_fakes import Row
 from tide_platform.config import Settings, dump_settings
+from tide_platform.control import consistency
 from tide_platform.control import cycle as domain
 from tide_platform.control.ledger import Ledger
 from tide_platform.control.promotion import Verdict
@@ -16,6 +19,7 @@ from tide_platform.control.records import Cut, Scan
 from tide_platform.control.rollout import Deployed
 from tide_platform.control.rollouts import Order
 from tide_platform.control.states import State, WindowKey
+from tide_platform.gate.report import Check, GateReport, failed, passed
 
 KEY = WindowKey("demo", "w00001")
 
@@ -30,6 +34,7 @@ class World:
     passes: bool = True
     broken: set[str] = field(default_factory=set)
     done: list[str] = field(default_factory=list)
+    faults: list[Check] = field(default_factory=list)  # what the consistency gate finds
 
     def train(self, turn: domain.Turn, command: domain.TrainCommand) -> domain.Trained:
         with turn.hold() as held:
@@ -37,6 +42,10 @@ class World:
             if held.record.state is State.RUNNING:
                 turn.ledger.trained(turn.key, turn.run_id, challenger="new", parent="old", mlflow_run="m")
             return domain.Trained("new", "old", "m", "2", 7, 10, False, {"loss": 1.5})
+
+    def check(self, settings: Settings, ledger: Ledger, key: WindowKey) -> GateReport:
+        checks = (passed("files", "draft", "15 tensors"), *self.faults)
+        return GateReport("drafts/new", "new", "target", "t", "transformers", 2, 0.1, checks)
 
     def judge(self, turn: domain.Turn) -> Verdict:
         with turn.hold():
@@ -109,6 +118,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         world = World(settings, ledger, instance)
         monkeypatch.setattr(domain, "train_window", world.train)
         monkeypatch.setattr(domain, "judge_window", world.judge)
+        monkeypatch.setattr(consistency, "check_challenger", world.check)
         monkeypatch.setattr(domain, "deploy_window", world.deploy)
         yield world
     ledger.close()
@@ -120,6 +130,10 @@ def only_request(result: dg.SensorResult) -> dg.RunRequest:
     return result.run_requests[0]
 
 
+def checks(run: dg.ExecuteInProcessResult) -> dict[str, bool]:
+    return {each.check_name: each.passed for each in run.get_asset_check_evaluations()}
+
+
 def test_a_window_becomes_a_served_draft(world: World):
     result = world.tick()
     request = only_request(result)
@@ -127,7 +141,11 @@ def test_a_window_becomes_a_served_draft(world: World):
     assert request.tags["tide/lance_version"] == "7"
     run = world.run(request)
     assert run.success and world.done == ["train", "judge", "deploy"]
-    assert [check.passed for check in run.get_asset_check_evaluations()] == [True]
+    assert checks(run) == {
+        "draft_is_consistent": True,
+        "challenger_is_better": True,
+        "reference_is_held": False,  # the verdict says nothing of it
+    }
     assert {event.step_key for event in run.get_asset_materialization_events()} == {
         "draft_checkpoint",
         "acceptance_report",
@@ -145,7 +163,7 @@ def test_a_rejected_challenger_is_a_valid_end(world: World):
     world.passes = False
     run = world.run(only_request(world.tick()))
     assert not run.success and world.done == ["train", "judge"]
-    assert [check.passed for check in run.get_asset_check_evaluations()] == [False]
+    assert checks(run)["challenger_is_better"] is False
     assert world.ledger.get(KEY).state is State.REJECTED
     assert world.tick().run_requests in (None, [])
     stored = world.instance.get_run_by_id(run.run_id)
@@ -182,6 +200,59 @@ def test_a_run_started_by_hand_takes_a_failed_window_up(world: World):
     world.broken = set()
     run = world.run(dg.RunRequest(partition_key="demo/w00001"))
     assert run.success and world.ledger.get(KEY).state is State.DEPLOYED
+
+
+def test_a_draft_that_would_not_be_served_as_it_was_trained_is_not_judged(world: World):
+    world.faults = [failed("map", "draft", "stale d2t")]
+    run = world.run(only_request(world.tick()))
+    assert not run.success and world.done == ["train"]
+    assert checks(run) == {"draft_is_consistent": False}
+    (found,) = run.get_asset_check_evaluations()
+    assert found.description == "map: stale d2t" and found.partition == "demo/w00001"
+
+
+def test_the_pages_hold_figures_and_where_the_window_is(world: World):
+    world.run(only_request(world.tick()))
+    shown = {
+        name: event.asset_materialization.metadata
+        for name in ("hidden_states", "draft_checkpoint", "acceptance_report", "serving_draft")
+        if (event := world.instance.get_latest_materialization_event(dg.AssetKey(name)))
+        and event.asset_materialization
+    }
+    assert {name: of["lance_version"].value for name, of in shown.items()} == dict.fromkeys(shown, 7)
+    assert len(shown) == 4 and {of["window"].value for of in shown.values()} == {"w00001"}
+    assert shown["hidden_states"]["tokens_a_sample"] == dg.FloatMetadataValue(10.0)
+    assert shown["draft_checkpoint"]["loss"] == dg.FloatMetadataValue(1.5)
+    assert shown["serving_draft"]["pause_s"] == dg.FloatMetadataValue(0.1)
+    assert "mlflow" not in shown["draft_checkpoint"]  # the registry is a file, which has no pages
+
+
+def test_another_deployments_window_is_refused(world: World):
+    world.instance.add_dynamic_partitions("windows", ["other/w00001"])
+    run = world.run(dg.RunRequest(partition_key="other/w00001"))
+    assert not run.success and world.done == []
+    why = DagsterRuns(world.instance).why(run.run_id)
+    assert "this code location works for deployment demo" in why and "code location of other" in why
+
+
+def test_only_the_deployments_own_partitions_are_retired(world: World, monkeypatch: pytest.MonkeyPatch):
+    world.settings.window.keep_partitions = 10
+    (world.settings.state / "tide.yaml").write_text(dump_settings(world.settings))
+    old = [f"{name}/w{number:05d}" for name in ("demo", "other") for number in range(1, 13)]
+    world.instance.add_dynamic_partitions("windows", old)
+    rows = [Row(number) for number in range(10, 10 + world.settings.window.min_samples)]
+    monkeypatch.setattr("tide_platform.control.dataset.Dataset.tip", lambda self: (8, 10 + len(rows)))
+    monkeypatch.setattr("tide_platform.control.dataset.Dataset.after", lambda self, *_: rows)
+    result = world.tick()
+    deleted = [
+        key
+        for request in result.dynamic_partitions_requests or []
+        if isinstance(request, dg.DeleteDynamicPartitionsRequest)
+        for key in request.partition_keys
+    ]
+    assert deleted == [
+        "demo/w00001"
+    ]  # of the two oldest; the other is open, it took the samples of the first
 
 
 def test_a_late_worker_does_nothing(world: World):

@@ -80,7 +80,11 @@ def test_a_box_is_asked_in_the_python_that_has_sglang() -> None:
 def test_two_devices_and_sglang_leave_no_obstacle() -> None:
     assert [step.obstacle(CAPABLE) for step in gpu.PLAN] == [None] * len(gpu.PLAN)
     one = Box("0.5.14", "2.11.0", "cuda", ["H200"])
-    assert [step.name for step in gpu.PLAN if step.obstacle(one)] == ["capture truth on two devices (TP 2)"]
+    assert [step.name for step in gpu.PLAN if step.obstacle(one)] == [
+        "capture truth on two devices (TP 2)",
+        "capture truth and reload under DP attention",
+        "capture truth and reload of two replicas",
+    ]
     bare = Box(None, "2.11.0", "cuda", ["H200"], "has no SGLang")
     assert [step.name for step in gpu.PLAN if not step.obstacle(bare)] == ["ring under a graph's replays"]
 
@@ -105,6 +109,27 @@ def test_a_step_that_fails_stops_no_other_and_is_told(tmp_path: Path) -> None:
     assert seen[0].settings.serving.device == "rocm"
     whole = seen[0].whole(tp_size=2)
     assert whole.serving.overlap_schedule and whole.serving.radix_cache and whole.serving.tp_size == 2
+
+
+def test_ranks_are_asked_for_rows_and_for_a_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str, dict[str, Any]]] = []
+    for name in ("capture_truth", "reload"):
+
+        def step(context: gpu_steps.Context, name: str = name, **serving: Any) -> dict[str, Any]:
+            assert context.folder.is_dir()
+            asked.append((name, context.folder.name, serving))
+            return {"of": name}
+
+        monkeypatch.setattr(gpu_steps, name, step)
+    context = gpu_steps.Context(settings(tmp_path), Path(sys.executable), tmp_path)
+    under = {"tp_size": 2, "dp_size": 2, "dp_attention": True}
+    assert gpu_steps.attention_ranks(context) == {
+        "truth": {"of": "capture_truth"},
+        "reload": {"of": "reload"},
+    }
+    assert asked == [("capture_truth", "truth", under), ("reload", "reload", under)]
+    gpu_steps.replicas(context)
+    assert asked[2:] == [("capture_truth", "truth", {"dp_size": 2}), ("reload", "reload", {"dp_size": 2})]
 
 
 def test_rows_of_every_step_come_through_staging_and_ring(tmp_path: Path) -> None:

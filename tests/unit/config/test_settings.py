@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import BaseModel
@@ -11,17 +12,19 @@ from tide_platform.config.engine import EngineConfig
 from tide_platform.config.schema import Settings
 
 PACKAGE = Path(__file__).parents[3] / "tide_platform"
+FOLDERS = (PACKAGE, PACKAGE.parent / "resources", PACKAGE.parent / "assets")
 SOURCE = "\n".join(
-    path.read_text() for path in PACKAGE.rglob("*.py") if path.parent.name != "config"
-) + "\n".join(path.read_text() for path in (PACKAGE.parent / "resources").rglob("*.py"))
+    path.read_text() for folder in FOLDERS for path in folder.rglob("*.py") if path.parent.name != "config"
+)
 
 
 def leaves(model: type[BaseModel], path: str = "") -> list[str]:
     names = []
     for name, field in model.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            names += leaves(inner, f"{path}{name}.")
+        inner = [x for x in (field.annotation, *get_args(field.annotation)) if isinstance(x, type)]
+        models = [x for x in inner if issubclass(x, BaseModel)]
+        if models:
+            names += leaves(models[0], f"{path}{name}.")
         else:
             names.append(path + name)
     return names

@@ -9,6 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
+from tide_platform.control.audit import Action
 from tide_platform.control.ledger import Ledger
 from tide_platform.control.records import Cut, Scan, StaleRun, UnknownWindow, WindowClosed, WindowHeld
 from tide_platform.control.states import FOLLOWS, State, WindowKey
@@ -59,6 +60,17 @@ def test_a_rejected_window_is_at_its_end(ledger: Ledger):
     with pytest.raises(WindowClosed):
         ledger.claim(KEY, "run-2", 1)
     assert OTHER in [each.key for each in ledger.open("demo")]
+
+
+def test_a_challenger_that_live_traffic_refused_ends_its_window(ledger: Ledger):
+    ledger.claim(KEY, "run-1", 1)
+    ledger.trained(KEY, "run-1", challenger="new", parent="old", mlflow_run="m")
+    ledger.judged(KEY, "run-1", champion="old", passed=True, evidence={}, reason="better")
+    ledger.refused(KEY, "run-1", "worse on live traffic")
+    record = ledger.get(KEY)
+    assert (record.state, record.holder, record.attempt) == (State.REJECTED, None, 1)
+    assert record.reason == "worse on live traffic"
+    assert ledger.audit(KEY.deployment)[-1].action is Action.REJECTED
 
 
 def test_one_window_of_a_deployment_runs_at_a_time(ledger: Ledger):

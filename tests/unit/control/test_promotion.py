@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tide_platform.control.promotion import Comparison, Interval, Measured, Predicted, Verdict, decide
 from tide_platform.evaluation.sequence import Evidence
 from tide_platform.evaluation.slices import Slice
+from tide_platform.evaluation.throughput import AtBatch, Throughput
 
 
 def compared(champion: float, challenger: float, lower: float) -> Comparison:
@@ -31,6 +33,8 @@ def verdict(window: Comparison, reference: Comparison) -> Verdict:
         confidence=0.95,
         min_gain=0.02,
         reference_floor=0.97,
+        slice_floor=0.95,
+        slice_requests=20,
     )
 
 
@@ -65,6 +69,8 @@ def again(lower: float, earlier: int) -> Verdict:
         confidence=0.95,
         min_gain=0.02,
         reference_floor=0.97,
+        slice_floor=0.95,
+        slice_requests=20,
         earlier=earlier,
     )
 
@@ -89,7 +95,7 @@ def test_without_such_a_bound_it_does_not_pass_again():
     assert found.earlier == 1
     assert not decide(
         window="w", champion="a", challenger="b", k=2, on_window=once, on_reference=once, confidence=0.95,
-        min_gain=0.02, reference_floor=0.97, earlier=1,
+        min_gain=0.02, reference_floor=0.97, slice_floor=0.95, slice_requests=20, earlier=1,
     ).passed  # fmt: skip
 
 
@@ -98,7 +104,7 @@ def test_slices_predictions_and_limits_are_told_and_whole_after_json():
     window = replace(compared(1.5, 1.8, 0.1), slices=[some], left_out=3, slack=0.2)
     found = decide(
         window="w", champion="a", challenger="b", k=2, on_window=window, on_reference=compared(2.0, 2.0, 0.0),
-        confidence=0.95, min_gain=0.02, reference_floor=0.97,
+        confidence=0.95, min_gain=0.02, reference_floor=0.97, slice_floor=0.95, slice_requests=20,
         predicted=[Predicted(1, {0: 1.0, 2: 1.1}, {0: 1.0, 2: 1.25})], costs="costs measured today",
     )  # fmt: skip
     assert Verdict.from_json(json.loads(json.dumps(found.to_json()))) == found
@@ -111,14 +117,79 @@ def test_slices_predictions_and_limits_are_told_and_whole_after_json():
 
 def test_verdicts_from_before_slices_are_still_read():
     raw = verdict(compared(1.5, 1.8, 0.1), compared(2.0, 2.0, -0.1)).to_json()
-    for name in ("earlier", "predicted", "costs"):
+    for name in ("earlier", "predicted", "costs", "throughput", "slice_floor", "below_floor"):
         del raw[name]
     for name in ("evidence", "slices", "left_out", "slack"):
         del raw["on_window"][name]
     read = Verdict.from_json(raw)
     assert read.earlier == 0 and read.on_window is not None and read.on_window.slices == []
+    assert read.throughput is None and read.below_floor == [] and "floor" not in read.markdown()
 
 
 def test_without_a_cost_model_the_report_says_so():
     found = replace(verdict(compared(1.5, 1.8, 0.1), compared(2.0, 2.0, 0.0)), costs="not known: none")
     assert "Predicted speed: not known: none" in found.markdown()
+
+
+def on_throughput(lower: float, challenger: float = 1.3, measured: bool = True, **other: Any) -> Verdict:
+    """Acceptance is far better; what counts is the prediction."""
+    by_batch = [AtBatch(1, 0.9, 1.2, 1.4, 2, 3, True), AtBatch(32, 0.1, 1.0, 1.0, 0, 0, measured)]
+    found = Throughput(1.2, challenger, 1.08, 1 + lower, 1.1, 0.95, True, 5000, by_batch)
+    given: dict[str, Any] = {
+        "on_window": compared(1.5, 2.0, 0.2), "on_reference": compared(2.0, 2.0, 0.0), "throughput": found
+    }  # fmt: skip
+    return decide(
+        window="w", champion="a", challenger="b", k=2, confidence=0.95, min_gain=0.02, reference_floor=0.97,
+        slice_floor=0.95, slice_requests=20, **(given | other),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("lower", "passed"), [(0.02, True), (0.019, False), (-0.1, False)])
+def test_predicted_throughput_decides_where_it_is_known(lower: float, passed: bool):
+    found = on_throughput(lower)
+    assert found.passed is passed
+    assert "predicted gain in tokens a second on the window's 20 requests +8.0%" in found.summary
+    assert found.metrics()["predicted_gain"] == pytest.approx(0.08)
+    assert found.metrics()["predicted_gain_lower"] == pytest.approx(lower)
+    assert Verdict.from_json(json.loads(json.dumps(found.to_json()))) == found
+    page = found.markdown()
+    assert "| 1 | 90% | 1.20 | 2 | 1.40 | 3 |" in page and "| all | 100% | 1.20 | | 1.30 | |" in page
+
+
+def test_throughput_does_not_make_up_for_the_other_conditions():
+    assert not on_throughput(0.05, on_reference=compared(2.0, 1.9, 0.0)).passed
+    evidence = Evidence(20, 1.3, 1.01, 1.5, 0.95, 0.02, 30.0)
+    again = replace(compared(1.5, 2.0, 0.2), evidence=evidence)
+    assert on_throughput(0.05, on_window=again).passed
+    assert not on_throughput(0.05, on_window=again, earlier=1).passed
+
+
+def test_slower_than_no_speculation_and_unmeasured_batch_sizes_are_told_not_punished():
+    found = on_throughput(0.05, challenger=0.93, measured=False)
+    assert found.passed
+    assert "slower than no speculation: 0.93 times" in found.summary
+    assert "10% of the time at batch sizes outside" in found.summary
+    assert "| 32 (not measured) |" in found.markdown()
+    plain = on_throughput(0.05)
+    assert "slower" not in plain.summary and "outside" not in plain.summary
+
+
+def test_without_a_prediction_acceptance_decides_and_the_verdict_says_why():
+    found = on_throughput(0.05, throughput=None, no_throughput="not known: no cost model")
+    assert found.passed and "predicted_gain" not in found.metrics()
+    assert "judged by acceptance at k = 2: tokens a second are not known: no cost model" in found.summary
+
+
+@pytest.mark.parametrize("requests", [19, 40])
+def test_a_slice_below_its_floor_rejects(requests: int):
+    lost = Slice("tenant", "ann", requests, 2.0, 1.7, 0.01)
+    fine = Slice("tenant", "bob", 40, 1.5, 2.1, 0.01)
+    found = on_throughput(0.05, on_window=replace(compared(1.5, 2.0, 0.2), slices=[lost, fine]))
+    assert found.passed is (requests < 20)
+    if found.passed:
+        assert found.below_floor == [] and "below the floor" not in found.markdown()
+        return
+    assert found.below_floor == [lost]
+    assert "0.850 of the champion on the 40 requests of tenant ann is below 0.950" in found.summary
+    assert "| tenant ann | 40 | 2.000 | 1.700 | -15.0% **below the floor of 0.95** |" in found.markdown()
+    assert Verdict.from_json(json.loads(json.dumps(found.to_json()))) == found

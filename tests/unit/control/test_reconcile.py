@@ -7,6 +7,8 @@ from control_fakes import Data, Row, serve
 
 from tide_platform.config import Settings
 from tide_platform.control.ledger import Ledger
+from tide_platform.control.memory import NAME as MEMORY
+from tide_platform.control.memory import Memory
 from tide_platform.control.reconcile import RunView, Tick, tick
 from tide_platform.control.states import State, WindowKey
 from tide_platform.control.windows import Ref
@@ -60,7 +62,7 @@ class World:
         return list(self.data.after(row_id))
 
     def land(self, rows: int) -> None:
-        self.data.rows += [Row(len(self.data.rows) + i) for i in range(rows)]
+        self.data.rows += [Row(len(self.data.rows) + i, captured_at=self.now) for i in range(rows)]
 
     def tick(self) -> Tick:
         return tick(self.settings, self.ledger, self, self.runs, lambda: self.now)
@@ -84,6 +86,35 @@ def test_a_complete_window_is_asked_for_until_its_run_is_there(world: World):
     assert requested(world.tick()) == ("demo/w00001", 1)  # the first tick died before the run was made
     world.runs.add(KEY, 1, "queued", world.now)
     assert requested(world.tick()) is None
+
+
+def test_a_fall_of_acceptance_makes_a_window_of_fewer_samples(world: World):
+    world.settings.window.drift_samples = 4
+    world.land(5)
+    assert requested(world.tick()) is None
+    world.now += 1
+    fall = {"slice": "all", "how": "recent", "before": 2.0, "now": 1.4, "requests": 30, "at": world.now}
+    world.ledger.controls.put("demo", MEMORY, Memory(draft="d", drifted={"all": fall}).to_json())
+    assert requested(world.tick()) is None, "what was captured before it tells nothing of the new traffic"
+    world.land(3)
+    assert requested(world.tick()) is None
+    world.land(1)
+    assert requested(world.tick()) == ("demo/w00001", 1)
+    rule = world.ledger.get(KEY).rule or {}
+    assert (rule["by"], rule["samples"], rule["samples_since_drift"]) == ("drift", 9, 4)
+    assert "1.400" in rule["drift"] and rule["drift_samples"] == 4
+    world.now += 1
+    world.land(7)
+    assert not world.tick().cut, "a fall has one window; the next one takes min_samples"
+    world.land(3)
+    assert [record.samples for record in world.tick().cut] == [10]
+
+
+def test_a_fall_is_nothing_to_cut_by_unless_it_is_asked_for(world: World):
+    fall = {"slice": "all", "how": "recent", "before": 2.0, "now": 1.4, "requests": 30, "at": world.now}
+    world.ledger.controls.put("demo", MEMORY, Memory(draft="d", drifted={"all": fall}).to_json())
+    world.land(9)
+    assert not world.tick().cut
 
 
 def test_a_tick_reads_the_store_at_most_twice(world: World):

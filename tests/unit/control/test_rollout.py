@@ -1,14 +1,15 @@
 """Fenced rollouts: whatever dies or lies, servers, pointer, alias and ledger end up with one draft."""
 
 import itertools
-import json
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from control_fakes import make_draft
 
+from tide_platform.cluster.discovery import ServersMissing
 from tide_platform.config import Settings, TideError, draft_digest
 from tide_platform.control.audit import Action
 from tide_platform.control.guard import Barred
@@ -23,20 +24,13 @@ from tide_platform.control.rollout import (
     roll_out,
     settle,
 )
-from tide_platform.control.rollouts import Order, Step
+from tide_platform.control.rollouts import Order, Rollout, Step
+from tide_platform.control.told import of_rollout
 from tide_platform.serving import deployment_lock as lock_module
 from tide_platform.serving.client import ServerUnreachable
 from tide_platform.serving.deployment_lock import DeploymentBusy, deployment_lock
 from tide_platform.serving.drafts import deployed_draft, mark_deployed
 from tide_platform.serving.fleet import NothingServed, ServersDisagree, TargetChanged
-
-
-def make_draft(root: Path, text: str) -> Path:
-    work = root / text
-    work.mkdir(parents=True)
-    (work / "config.json").write_text(json.dumps({"name": text}))
-    (work / "model.safetensors").write_bytes(text.encode())
-    return work.rename(root / draft_digest(work))
 
 
 class Killed(BaseException):
@@ -70,6 +64,8 @@ class FakeServer:
                 {
                     "number": len(self.finished) + 1,
                     "draft": self.digest,
+                    "tenant": "ann",
+                    "concurrency": 2.0,
                     "straddles": False,
                     "rounds": 10,
                     "accepted": self.accepted.get(self.digest, 10),
@@ -97,12 +93,13 @@ class World:
         self.settings = Settings(state=folder)
         self.settings.rollout.watch_seconds, self.settings.rollout.watch_requests = 30, 40
         root = self.settings.drafts_folder
-        self.old, self.new = make_draft(root, "old").name, make_draft(root, "new").name
+        self.old, self.new = make_draft(root, "old"), make_draft(root, "new")
         self.ledger = Ledger(f"sqlite:///{folder}/ledger.db")
         self.touches, self.die_at = 0, -1
         self.servers = [FakeServer(number, self.old, self.touched) for number in range(1, servers + 1)]
         self.passed = {(self.new, self.old)}
         self.alias, self.now = self.old, 0.0
+        self.states: dict[str, str] = {}  # what a registry was told last, by draft
         mark_deployed(self.settings, self.old)
 
     def touched(self) -> None:
@@ -118,9 +115,13 @@ class World:
             self.servers,
             fetch=lambda digest: self.settings.drafts_folder / digest,
             promote=self.promote,
+            told=self.told,
+            complete=lambda: self.complete(),
             sleep=self.sleep,
             monotonic=lambda: self.now,
         )
+
+    def complete(self) -> None: ...
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -129,6 +130,12 @@ class World:
         self.touched()
         self.alias = digest
         self.touched()
+
+    def told(self, rollout: Rollout, served: bool, evidence: Mapping[str, Any]) -> None:
+        self.touched()
+        for digest, told in of_rollout(rollout, served, evidence, 1e9).items():
+            self.states[digest] = told.tags["state"]
+            self.touched()
 
     def fence(self, champion: str) -> None:
         self.ledger.guard.check("demo", self.new)
@@ -148,6 +155,8 @@ class World:
         assert self.ledger.rollouts.unfinished("demo") is None
         history = self.ledger.deployments("demo")
         assert (history[-1]["served"] if history else self.old) == self.alias
+        if self.ledger.rollouts.history("demo"):
+            assert [draft for draft, state in self.states.items() if state == "served"] == [self.alias]
         return self.alias
 
 
@@ -183,7 +192,7 @@ def test_a_second_deployment_only_finds_it_done(world: World):
 
 
 def test_a_verdict_against_another_champion_does_not_count(world: World):
-    world.servers[0].digest = make_draft(world.settings.drafts_folder, "other").name
+    world.servers[0].digest = make_draft(world.settings.drafts_folder, "other")
     with pytest.raises(NotJudged, match="judged again"):
         world.deploy()
     assert (world.alias, world.servers[0].log) == (world.old, [])
@@ -241,6 +250,19 @@ def test_a_server_without_a_draft_or_servers_that_differ_are_named(fleet: World)
     fleet.servers[2].digest = fleet.new
     with pytest.raises(ServersDisagree, match="different drafts"):
         fleet.deploy()
+
+
+def test_missing_servers_stop_a_new_draft_but_not_the_way_back(fleet: World):
+    def missing() -> None:
+        raise ServersMissing("tide-sglang", 3, 4, {"tide-sglang-3": "Pending"})
+
+    fleet.complete = missing  # type: ignore[method-assign]
+    with pytest.raises(ServersMissing):
+        fleet.deploy()
+    assert fleet.servers[0].log == [] and fleet.ledger.rollouts.unfinished("demo") is None
+    back = Order(fleet.new, "ann@host", "worse", Action.ROLLED_BACK)
+    roll_out(fleet.means(), back, fence=lambda _: None, watched=False)
+    assert fleet.agreed() == fleet.new
 
 
 def test_the_canary_goes_first_and_the_others_in_waves(fleet: World):

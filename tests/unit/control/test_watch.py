@@ -5,14 +5,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tide_platform.control.watch import Limits, compare_live, summarize, whole
+from tide_platform.control.watch import MOST, Limits, compare_live, matched, summarize, whole
 from tide_platform.evaluation.sequence import mean_bounds
 
 LIMITS = Limits(k=3, confidence=0.99, max_loss=0.05, max_slowdown=0.25, max_aborts=0.05)
 
 
 def requests(
-    rng: np.random.Generator, count: int, rate: float, token_ms: float = 20.0, aborts: float = 0.0
+    rng: np.random.Generator,
+    count: int,
+    rate: float,
+    token_ms: float = 20.0,
+    aborts: float = 0.0,
+    tenant: str = "ann",
+    load: float = 2.0,
 ) -> list[dict[str, Any]]:
     """Of 30 rounds, in which each draft token is accepted with ``rate``, given that those before were."""
     found = []
@@ -27,6 +33,8 @@ def requests(
                 "reason": "abort" if rng.random() < aborts else "stop",
                 "draft": "d",
                 "straddles": False,
+                "tenant": tenant,
+                "concurrency": load,
             }
         )
     return found
@@ -58,6 +66,40 @@ def test_equal_drafts_are_seldom_found_worse_however_often_one_looks() -> None:
         looks = (compare_live(champion, challenger[:seen], LIMITS).worse for seen in range(8, 81, 12))
         alarms += any(looks)
     assert alarms <= 2, "1 % of 60, were the traffic no different"
+
+
+def test_traffic_that_moved_before_the_reload_says_nothing_of_the_draft() -> None:
+    """Seen in a soak: a draft that is better on maths, beside the champion's general requests of before."""
+    rng = np.random.default_rng(6)
+    general = requests(rng, 300, 0.85, tenant="general")
+    maths = requests(rng, 120, 0.45, tenant="maths")
+    better = requests(rng, 60, 0.55, tenant="maths")
+    assert compare_live([*general, *maths], better, LIMITS).worse == []
+    worse = requests(rng, 60, 0.02, tenant="maths")
+    assert compare_live([*general, *maths], worse, LIMITS).worse
+    assert compare_live(general, better, LIMITS).worse == [], "nothing to compare it with"
+
+
+def test_a_busier_server_is_no_slower_draft() -> None:
+    rng = np.random.default_rng(7)
+    champion = [*requests(rng, 200, 0.5), *requests(rng, 100, 0.5, token_ms=60, load=16)]
+    busy = requests(rng, 80, 0.5, token_ms=60, load=16)
+    assert compare_live(champion, busy, LIMITS).worse == []
+    assert compare_live(champion, requests(rng, 80, 0.5, token_ms=120, load=16), LIMITS).worse
+
+
+def test_both_sides_have_the_same_mix_and_the_newest_count() -> None:
+    def of(**counts: int) -> list[dict[str, Any]]:
+        return [{"tenant": t, "n": n} for t, count in counts.items() for n in range(count)]
+
+    before, now = matched(of(a=100, b=9, c=50), of(a=6, b=3, d=4), lambda one: one["tenant"])
+    mix = [[sum(one["tenant"] == t for one in side) for t in "abcd"] for side in (before, now)]
+    assert mix == [[18, 9, 0, 0], [6, 3, 0, 0]]
+    assert [one["n"] for one in before if one["tenant"] == "a"] == list(range(82, 100))
+    before, now = matched(of(a=2), of(a=5), lambda one: one["tenant"])
+    assert (len(before), len(now)) == (2, 2), "no more of the challenger's than there are to compare with"
+    before, now = matched(of(a=1000), of(a=5), lambda one: one["tenant"])
+    assert (len(before), len(now)) == (5 * MOST, 5)
 
 
 def test_without_requests_nothing_is_shown() -> None:

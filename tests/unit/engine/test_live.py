@@ -56,6 +56,7 @@ def test_a_finished_request_says_what_it_was_worth(world: World) -> None:
             "rounds": 3,
             "accepted": 5,
             "token_ms": pytest.approx(50.0),
+            "concurrency": None,
             "reason": "stop",
         }
     ]
@@ -63,6 +64,20 @@ def test_a_finished_request_says_what_it_was_worth(world: World) -> None:
     assert world.live.since(1)["requests"] == []
     world.finish(req)
     assert world.live.since(0)["last"] == 1, "a request ends once"
+
+
+def test_a_request_tells_how_many_ran_beside_it(world: World) -> None:
+    first, second = request(), request()
+    world.begin(first)
+    world.live.decoded(1)
+    world.begin(second)
+    for _ in range(3):
+        world.live.decoded(2)
+    world.finish(second)
+    world.live.decoded(1)
+    world.finish(first)
+    told = {one["number"]: one["concurrency"] for one in world.live.since(0)["requests"]}
+    assert told == {1: 2.0, 2: pytest.approx((1 + 3 * 2 + 1) / 5)}
 
 
 def test_requests_that_straddle_a_reload_say_so(world: World) -> None:

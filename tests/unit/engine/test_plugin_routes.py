@@ -26,12 +26,13 @@ class FakeScheduler:
         self.events: list[Any] = []
         self.is_paused = False
         self.fault: Exception | None = None
+        self.says: dict[str, Any] = {"ok": True, "adapter": "unit", "copy_s": 0.1, "ranks": ["sum"]}
 
-    async def call(self, message: dict[str, Any]) -> dict[str, Any]:
+    async def call(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         self.events.append(message)
         if self.fault:
             raise self.fault
-        return {"ok": True, "adapter": "unit"}
+        return [self.says]
 
     def paused(self) -> bool:
         return self.is_paused
@@ -110,6 +111,23 @@ def test_status_reports_what_the_scheduler_says(app: TestClient) -> None:
     assert (reply["sglang"], reply["adapter"]) == ("0.0", "unit") and reply["pid"]
 
 
+@pytest.mark.parametrize(
+    ("says", "status"),
+    [
+        ({"adapter": "unit", "missing_hooks": []}, 200),
+        ({"adapter": "unit", "missing_hooks": [], "capture": {"live": False, "error": "no ring"}}, 200),
+        ({"adapter": "unit", "missing_hooks": ["verify"]}, 503),
+        ({"error": "scheduler is gone", "type": "InternalError"}, 503),
+    ],
+)
+def test_readiness_needs_no_key_and_tells_nothing_else(
+    app: TestClient, scheduler: FakeScheduler, says: dict[str, Any], status: int
+) -> None:
+    scheduler.says = says
+    reply = app.get("/tide/ready")
+    assert (reply.status_code, reply.json()) == (status, {"ready": status == 200})
+
+
 def test_a_reload_is_checked_before_the_pause(
     app: TestClient, scheduler: FakeScheduler, tmp_path: Path
 ) -> None:
@@ -128,8 +146,9 @@ def _reload(app: TestClient, tmp_path: Path) -> Any:
 def test_a_reload_pauses_and_resumes(app: TestClient, scheduler: FakeScheduler, tmp_path: Path) -> None:
     reply = _reload(app, tmp_path).json()
     assert reply["ok"] and reply["pause_s"] >= 0 and reply["ignored_tensors"] == []
-    before, message, after = scheduler.events
+    before, message, settled, after = scheduler.events
     assert (before, after) == ("pause", "resume") and message["op"] == "reload"
+    assert settled == {"op": "settle", "keep": True}
 
 
 def test_the_server_runs_on_after_a_fault(app: TestClient, scheduler: FakeScheduler, tmp_path: Path) -> None:

@@ -105,7 +105,10 @@ class Server:
         self.capture = Capture(self.ring, Policy(**rules), Origin("t", "greedy", "unit"), "d", 2)
         self.hooks.start(self.capture)
 
-    def prefill(self, reqs: list[Req], starts: list[int], counts: list[int], sampled: bool = True) -> None:
+    def prefill(
+        self, reqs: list[Req], starts: list[int], counts: list[int], sampled: bool = True, padding: int = 0
+    ) -> None:
+        """``padding``: rows behind the batch's own, as other data-parallel ranks need them."""
         mode = SimpleNamespace(is_extend=lambda: True, is_idle=lambda: False)
         batch = SimpleNamespace(
             reqs=reqs, forward_mode=mode, is_extend_in_batch=True, prefix_lens=starts, extend_lens=counts
@@ -113,6 +116,7 @@ class Server:
         rows = [
             100 * i + s + j for i, (s, n) in enumerate(zip(starts, counts, strict=True)) for j in range(n)
         ]
+        rows += [float("nan")] * padding
         hidden = torch.tensor(rows, dtype=torch.float32).view(-1, 1).expand(-1, WIDTH)
         logits = self._logits(hidden, len(reqs))
 
@@ -351,6 +355,35 @@ def test_they_are_counted_where_nothing_is_captured_at_all() -> None:
     assert server.hooks.live is not None
     told = server.hooks.live.since(0)
     assert told["last"] == 1 and told["rounds_by_batch"] == {"1": 1}
+
+
+@pytest.mark.parametrize("extends", [True, False])
+def test_a_step_that_only_other_ranks_need_counts_for_nothing(extends: bool) -> None:
+    """DP attention: a rank without requests steps along, and those that prefill are padded to one length."""
+    server = Server()
+    server.hooks.watch(Live("d"))
+    req = Req("a", 3)
+    server.prefill([req], [0], [3], padding=4)
+    server.first_token(req)
+    server.decode([req], [3], [2])
+    mode = SimpleNamespace(is_extend=lambda: False, is_idle=lambda: True)
+    idle = {
+        "reqs": [],
+        "forward_mode": mode,
+        "is_extend_in_batch": extends,
+        "prefix_lens": [],
+        "extend_lens": [],
+    }
+    server.hooks.on_forward(
+        lambda *_: server.hooks.on_verify(lambda *_: None, SimpleNamespace(draft_token_num=3), batch, None),
+        None,
+        batch := SimpleNamespace(**idle),
+    )
+    server.decode([req], [5], [1])
+    server.finish(req)
+    assert server.errors == [] and server.hooks.live is not None
+    assert server.hooks.live.rounds_by_batch == {1: 2}
+    assert {pos: _value(row) for pos, row in server.ring.rows["a"].items()} == {p: float(p) for p in range(6)}
 
 
 def test_a_fault_of_the_counting_ends_the_counting_alone(monkeypatch: pytest.MonkeyPatch) -> None:

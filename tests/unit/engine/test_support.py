@@ -23,7 +23,8 @@ def _arguments(**changed: object) -> SimpleNamespace:
         "disable_overlap_schedule": True,
         "device": "cpu",
         "enable_mixed_chunk": False,
-        "dp_size": 1,
+        "enable_dp_attention_local_control_broadcast": False,
+        "attn_cp_size": 1,
         "pp_size": 1,
         "tokenizer_worker_num": 1,
         "disaggregation_mode": "null",
@@ -43,7 +44,8 @@ def test_the_launch_of_tide_serve_is_supported() -> None:
         ({"speculative_eagle_topk": 4}, "topk"),
         ({"disable_overlap_schedule": False}, "overlap"),
         ({"enable_mixed_chunk": True}, "mixed"),
-        ({"dp_size": 2}, "dp_size"),
+        ({"enable_dp_attention_local_control_broadcast": True}, "local control"),
+        ({"attn_cp_size": 2}, "attn_cp_size"),
         ({"pp_size": 2}, "pp_size"),
         ({"tokenizer_worker_num": 2}, "tokenizer_worker_num"),
         ({"disaggregation_mode": "prefill"}, "disaggregation"),
@@ -57,7 +59,7 @@ def test_what_would_go_wrong_is_refused_by_name(changed: dict, named: str) -> No
 
 def test_every_refusal_that_arguments_show_is_tested() -> None:
     refusals = [f for f in support.FEATURES if f.server]
-    assert len(refusals) == 9, "add the new refusal to the cases above"
+    assert len(refusals) == 10, "add the new refusal to the cases above"
 
 
 def test_overlap_is_refused_on_a_cpu_alone() -> None:

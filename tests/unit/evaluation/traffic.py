@@ -45,3 +45,33 @@ def _walk(rng: np.random.Generator, tokens: np.ndarray, rate: np.ndarray, k: int
         left = left - 1 - hit.cumprod(-1).sum(-1)
         going, left = going[left > 0], left[left > 0]
     return rounds
+
+
+def alike_experiments(
+    seed: int, trials: int, requests: int, gain: float, alike: float, k: int = 2
+) -> Experiments:
+    """The same requests, but where in the text a draft is lucky is the text's doing to the share ``alike``: a
+    draft and its fine-tune hit and miss the same tokens more often than two drafts of their own.
+    """
+    rng = np.random.default_rng(seed)
+    tokens = rng.geometric(1 / 40, (trials, requests)).clip(4, 96)
+    easy = rng.beta(6, 8, tokens.shape)
+    luck = rng.random((tokens.size, 96 + k), np.float32)
+    other = np.where(rng.random(luck.shape, np.float32) < alike, luck, rng.random(luck.shape, np.float32))
+    rounds = []
+    for factor, of_draft in ((1.0, luck), (gain, other)):
+        rate = np.clip(easy * factor * rng.normal(1, 0.1, tokens.shape), 0.01, 0.97)
+        hit = of_draft < rate.reshape(-1, 1)
+        rounds.append(_walk_text(tokens.ravel(), hit, k).reshape(tokens.shape))
+    return Experiments(tokens, *rounds)
+
+
+def _walk_text(tokens: np.ndarray, hit: np.ndarray, k: int) -> np.ndarray:
+    rounds, at = np.zeros(len(tokens), np.int64), np.zeros(len(tokens), np.int64)
+    going = np.arange(len(tokens))
+    while len(going):
+        rounds[going] += 1
+        ahead = at[going, None] + np.arange(k)
+        at[going] += 1 + hit[going[:, None], ahead].cumprod(-1).sum(-1)
+        going = going[at[going] < tokens[going]]
+    return rounds

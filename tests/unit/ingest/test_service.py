@@ -56,6 +56,30 @@ def test_runs_until_told_to_stop(settings):
     assert not thread.is_alive() and ingest.counts["samples"] == 1
 
 
+def test_it_says_that_it_lives_and_a_full_disk_does_not_end_it(settings, monkeypatch, caplog):
+    monkeypatch.setattr("tide_platform.ingest.service.BEAT_SECONDS", 0.0)
+    written = []
+
+    def refuse(path, status):
+        written.append(status)
+        if len(written) <= 2:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tide_platform.ingest.service.write_status", refuse)
+    stop = threading.Event()
+    ingest = Ingest(settings, stop)
+    thread = threading.Thread(target=ingest.run)
+    thread.start()
+    end = time.monotonic() + 20
+    while len(written) < 5 and time.monotonic() < end:
+        time.sleep(0.02)
+    stop.set()
+    thread.join(20)
+    assert len(written) >= 5 and written[-1]["samples"] == 0, "without a sample to store"
+    assert written[-1]["at"] > written[0]["at"]
+    assert caplog.text.count("No space left") == 1, "said once a period"
+
+
 def test_two_workers_share_a_folder(settings):
     first, second = Ingest(settings), Ingest(settings)
     assert first.status_file.name == "ingest.json" and second.status_file.name == "ingest-1.json"

@@ -88,7 +88,9 @@ def settings(tmp_path: Path) -> Settings:
 def _dagster(runs: list[Run]) -> Any:
     return SimpleNamespace(
         runs=lambda: runs,
-        sensors=lambda: {"s": {"status": "RUNNING", "ticks": [{"status": "SKIPPED", "error": None}]}},
+        sensors=lambda: {
+            "enough_hidden_states": {"status": "RUNNING", "ticks": [{"status": "SKIPPED", "error": None}]}
+        },
         failures=lambda run_id: ["draft_checkpoint: out of memory"],
     )
 
@@ -128,11 +130,11 @@ def test_watching_sees_a_window_to_its_end(settings: Settings) -> None:
 
 
 def test_measuring_waits_for_runs_in_progress(settings: Settings) -> None:
-    runs = [Run("run-1", "STARTED", 1.0, None)]
+    runs = [Run("run-1", "STARTED", 0.5, 1.0, None)]
     watcher = Watcher(settings, _dagster(runs))
     with pytest.raises(WindowLate, match="still in progress"):
         watcher.until_quiet(-1.0, lambda text: None)
-    runs[0] = Run("run-1", "SUCCESS", 1.0, 2.0)
+    runs[0] = Run("run-1", "SUCCESS", 0.5, 1.0, 2.0)
     watcher.until_quiet(1.0, lambda text: None)
     watcher.close()
 
@@ -159,7 +161,7 @@ def _outcome(settings: Settings, folder: Path, state: str, served: str) -> Outco
         options=plan.Options("maths", 150),
         clock=Clock([], lambda line: None),
         window=window,
-        run=Run("run-1", "SUCCESS", 1.0, 2.0, {"dagster/sensor_name": "enough_hidden_states"}),
+        run=Run("run-1", "SUCCESS", 0.5, 1.0, 2.0, {"dagster/sensor_name": "enough_hidden_states"}),
         verdict={
             "passed": state == "deployed",
             "champion": "old",

@@ -49,3 +49,18 @@ def test_admin_key_is_made_once_and_private(settings, monkeypatch):
     assert ensure_admin_key(settings) == read_admin_key(settings) == key
     monkeypatch.setenv("TIDE_ADMIN_KEY", "given")
     assert ensure_admin_key(settings) == "given"
+
+
+def test_servers_that_share_the_folder_may_stage_at_once(settings, monkeypatch):
+    from pathlib import Path
+
+    rename = Path.rename
+
+    def other_was_first(self, target):
+        write_draft(target)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", other_was_first)
+    staged, digest = stage_draft(settings, settings.draft)
+    assert draft_digest(staged) == digest
+    assert [path.name for path in settings.drafts_folder.iterdir()] == [digest]

@@ -73,7 +73,9 @@ def test_every_serving_setting_reaches_the_command_line():
         "max_total_tokens": 444,
         "radix_cache": False,
         "chunked_prefill_size": 64,
-        "tp_size": 2,
+        "tp_size": 4,
+        "dp_size": 2,
+        "dp_attention": True,
         "log_level": "debug",
         "accept_threshold_single": 0.5,
         "accept_threshold_acc": 0.25,
@@ -89,7 +91,7 @@ def test_every_serving_setting_reaches_the_command_line():
     for words in ("float32", "333", "--max-running-requests 3", "444", "--disable-radix-cache", "-size 64"):
         assert words in line
     for words in (
-        "--tp-size 2",
+        "--tp-size 4 --dp-size 2 --enable-dp-attention",
         "debug",
         "single 0.5",
         "acc 0.25",
@@ -102,6 +104,12 @@ def test_every_serving_setting_reaches_the_command_line():
         "--speculative-adaptive --speculative-adaptive-config /adaptive.json",
     ):
         assert words in line
+
+
+def test_replicas_are_asked_for_where_there_are_several():
+    line = " ".join(plan_launch(settings(dp_size=3), TARGET, DRAFT, PYTHON).argv)
+    assert "--dp-size 3" in line and "dp-attention" not in line
+    assert "--dp-size" not in plan_launch(settings(), TARGET, DRAFT, PYTHON).argv
 
 
 def test_no_token_limit_lets_the_server_measure():

@@ -16,6 +16,7 @@ from tide_platform.serving.preflight import (
     PortBusy,
     ServingImpossible,
     check_port,
+    check_settings,
     check_verify_rule,
     preflight,
 )
@@ -75,12 +76,22 @@ def test_lossless_rules_pass(device):
     [
         ({"attention_backend": "flashinfer"}, "attention_backend flashinfer"),
         ({"tp_size": 2}, "tp_size 2"),
+        ({"dp_attention": True, "device": "cuda", "tp_size": 2}, "dp_size must be at least 2"),
+        ({"dp_attention": True, "device": "cuda", "tp_size": 3, "dp_size": 2}, "and divide tp_size"),
         ({"max_total_tokens": 512, "context_length": 1024}, "max_total_tokens 512"),
     ],
 )
 def test_impossible_settings(serving, named):
     with pytest.raises(ServingImpossible, match=named):
         preflight(settings(**serving))
+
+
+def test_padded_rows_have_no_last_hidden_states():
+    padded = settings(device="cuda", tp_size=4, dp_size=2, dp_attention=True)
+    check_settings(padded)
+    padded.capture.target_signal = "last_hidden"
+    with pytest.raises(ServingImpossible, match="dp_attention"):
+        check_settings(padded)
 
 
 def test_an_interpreter_that_is_not_there(tmp_path):

@@ -50,6 +50,17 @@ def test_a_tree_is_ended_whole(tmp_path):
     assert not any(member.is_running() for member in members)
 
 
+def test_a_child_may_let_others_go_first(tmp_path):
+    tell = "import os; print(os.nice(0)); print(open('/proc/self/autogroup').read())"
+    for nice in (0, 10):
+        log = tmp_path / f"log-{nice}"
+        child = start_child([sys.executable, "-c", tell], log, {}, on_parent_death=signal.SIGKILL, nice=nice)
+        child.wait(20)
+        own, *session = log.read_text().split()
+        assert int(own) == nice
+        assert session[:1] == [] or "autogroup" not in session[0] or session[-1] == str(nice)
+
+
 def test_orphans_that_were_seen_earlier_are_ended_too(tmp_path):
     log = tmp_path / "log"
     child = start_child([sys.executable, "-c", STUBBORN], log, {}, on_parent_death=signal.SIGKILL)

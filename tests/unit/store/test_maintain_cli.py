@@ -1,5 +1,6 @@
 """``tide maintain``: one pass, and a loop until it is told to stop."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -55,3 +56,5 @@ def test_a_loop_ends_when_told(tmp_path):
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0 and "compactions 1" in output
+    status = json.loads((settings.state / "maintain.json").read_text())
+    assert status["upkeep_compactions"] == 1 and status["at"] > 0

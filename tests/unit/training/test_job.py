@@ -10,9 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tiny import AUX_LAYERS, TINY, prompts, say, tiny_parts, with_last_hidden
+from tiny_job import tiny_job
 
 from tide_platform.capture.record import StreamMeta
+from tide_platform.cluster.failures import GPU_MEMORY
 from tide_platform.config import Settings, TideError, draft_digest, target_digest
 from tide_platform.config.locks import LockHeld, locked
 from tide_platform.config.schema import Storage
@@ -22,37 +25,18 @@ from tide_platform.evaluation.acceptance import acceptance_length
 from tide_platform.evaluation.replay import replay
 from tide_platform.store.hidden_states import open_store
 from tide_platform.training.data import NothingToTrain
-from tide_platform.training.job import BadJob, TrainJob
+from tide_platform.training.job import BadJob, TrainJob, without_secrets
+from tide_platform.training.planned import plan_job
 from tide_platform.training.progress import Stopped
 from tide_platform.training.recovery import ResumeRefused
-from tide_platform.training.run import plan_job, run_job
+from tide_platform.training.run import run_job
 from tide_platform.training.teacher import MissingTeacher
+from tide_platform.training.trainer import OutOfMemory
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
-    root = tmp_path_factory.mktemp("job")
-    settings = Settings.model_validate({
-        "storage": {"uri": str(root / "store")},
-        "training": {"epochs": 4, "learning_rate": 3e-3, "threads": 1, "reference_ratio": 0.5},
-    })  # fmt: skip
-    samples = say(prompts(32), 40)
-    store = open_store(settings)
-    store.ensure(StreamMeta("t", 96, 256, AUX_LAYERS, 16))
-    version = store.append(samples, ["segment"]).version
-    save_draft(root / "parent", new_draft(tiny_parts(), np.arange(20, 140), AUX_LAYERS), {})
-    ids = [s.meta.sample_id for s in samples]
-    return TrainJob(
-        settings=settings,
-        target=TINY,
-        parent=root / "parent",
-        lance_version=version,
-        train_sample_ids=ids[:24],
-        reference_sample_ids=ids[24:],
-        out=root / "out",
-        seed=3,
-        provenance={"window": "w7"},
-    )
+    return tiny_job(tmp_path_factory.mktemp("job"))
 
 
 def test_run(job: TrainJob) -> None:
@@ -276,6 +260,35 @@ def test_dagster_pipes_hears_of_it(job: TrainJob, tmp_path: Path) -> None:
     metadata = result.asset_materializations_for_node("draft")[0].metadata
     assert metadata["digest"].value == draft_digest(tmp_path / "out" / "draft")
     assert metadata["steps"].value == 4
+
+
+def test_a_failure_is_noted_on_the_volume_and_forgotten_by_the_next_try(
+    job: TrainJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = changed(job, tmp_path / "out", {"epochs": 1})
+
+    def out_of_memory(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 3 GiB")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tide_platform.training.trainer.accumulate", out_of_memory)
+        with pytest.raises(OutOfMemory, match="micro-batches of 8192 positions"):
+            run_job(mine)
+    noted = tmp_path / "out" / "run" / "failed-0.json"
+    told = json.loads(noted.read_text())
+    assert (told["rank"], told["kind"]) == (0, "OutOfMemory") and "3 GiB" in told["text"]
+    assert told["kind"] == GPU_MEMORY, "what whoever watches pods looks for"
+    run_job(mine)
+    assert not noted.exists()
+
+
+def test_a_job_for_others_to_read_holds_no_password(tmp_path: Path) -> None:
+    settings = Settings.model_validate({
+        "ledger": {"url": "postgresql+psycopg2://tide:hunter2@db/tide"},
+        "registry": {"tracking_uri": "http://tide:hunter2@mlflow:5000"},
+    })  # fmt: skip
+    assert "hunter2" not in without_secrets(settings).model_dump_json()
+    assert without_secrets(settings).training == settings.training
 
 
 def test_bad_jobs_are_named(job: TrainJob, tmp_path: Path) -> None:

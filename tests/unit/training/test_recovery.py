@@ -127,15 +127,13 @@ def test_when_nobody_listens_any_more_it_saves(examples: list[Example], tmp_path
     assert recovery and recovery.replayed == 0 and told == list(range(1, 10))
 
 
-def test_a_step_given_up_half_way_changes_nothing(
-    examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tide_platform.training.trainer.MAX_POSITIONS", 1)  # a sample a micro-batch
-    alone, _, _ = life(examples, None)
+def test_a_step_given_up_half_way_changes_nothing(examples: list[Example], tmp_path: Path) -> None:
+    recipe = RECIPE.model_copy(update={"micro_batch_positions": 1})  # a sample a micro-batch
+    alone, _, _ = life(examples, None, recipe=recipe)
     polls = iter([False] * 8 + [True] * 99)
     with pytest.raises(Stopped):
-        life(examples, tmp_path, stop=lambda: next(polls))
-    weights, _, _ = life(examples, tmp_path)
+        life(examples, tmp_path, stop=lambda: next(polls), recipe=recipe)
+    weights, _, _ = life(examples, tmp_path, recipe=recipe)
     assert same(weights, alone)
 
 

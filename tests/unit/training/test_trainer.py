@@ -15,8 +15,10 @@ from tiny import random_draft, random_sample
 from tide_platform.config.schema import Training
 from tide_platform.draft.vocab import inverse_map
 from tide_platform.training.data import Example, micro_batches, plan_epoch, prepare_all
+from tide_platform.training.objective import Objective
 from tide_platform.training.schedule import learning_rate
 from tide_platform.training.trainer import LossNotFinite, accumulate, train
+from tide_platform.training.world import Alone, World
 
 
 def test_learning_rate_warms_up_then_decays() -> None:
@@ -33,10 +35,11 @@ def test_a_constant_rate_stays_after_the_warm_up() -> None:
     assert rates[0] == 0.1 and set(rates[9:]) == {1.0}
 
 
-class Part:
+class Part(Alone):
     """One of two processes that share a step; what it would hear from the other is given."""
 
     def __init__(self, own: slice, sums: list[list[float]]):
+        super().__init__()
         self._own, self._sums = own, iter(sums)
 
     def share(self, samples: Sequence[int]) -> Sequence[int]:
@@ -45,23 +48,20 @@ class Part:
     def total(self, values: Sequence[float]) -> list[float]:
         return next(self._sums)
 
-    def clip(self, parameters: object, max_norm: float) -> float:
-        raise AssertionError("no step is taken here")
-
 
 def test_gradients_of_a_shared_step_add_up_to_that_of_one_process() -> None:
     """The seam: with N_j summed over processes, each one's gradient is its part of the whole."""
     draft, embed = random_draft(0, draft_vocab=18)
     samples = [random_sample(np.random.default_rng(i), f"s{i}", 12 + i, 4, 0, 0.0) for i in range(5)]
     examples, _ = prepare_all(samples, inverse_map(draft.d2t.numpy(), 20), 3, 100)
-    recipe = Training(autocast=False)
+    objective = Objective(draft, embed, autocast=False)
 
-    def gradient(part: list[Example], world: Part | None) -> list[torch.Tensor]:
+    def gradient(part: list[Example], world: World) -> list[torch.Tensor]:
         draft.zero_grad()
-        accumulate(draft, embed, part, recipe, *([world] if world else []))
+        accumulate(objective, part, Training(), world)
         return [p.grad.clone() for p in draft.parameters() if p.grad is not None]
 
-    whole = gradient(examples, None)
+    whole = gradient(examples, Alone())
     counts = [float(sum(len(e.supervised[j]) for e in examples)) for j in range(3)]
     parts = [
         gradient(list(Part(own, []).share(examples)), Part(own, [counts, [0.0] * 3, [0.0] * 3]))  # type: ignore[arg-type]

@@ -1,12 +1,12 @@
 """The demo's page: three plots and the figures, one HTML file that needs nothing else."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tide_platform.local.demo.summary import Summary
+from tide_platform.report.svg import figure, plot_rates, svg
+from tide_platform.report.svg import write_page as write_template
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 COLOURS = {"plain": "#8a8f98", "static": "#c8553d", "adapted": "#2a7f62"}
@@ -43,28 +43,23 @@ def write_page(
     addresses: dict[str, str],
 ) -> None:
     """Write the page, whole or not at all. ``by_position``: acceptance rate of draft token 1, 2, ..."""
-    import jinja2
-
-    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
-        TEMPLATE.read_text()
-    )
-    text = page.render(
+    title = "Acceptance rate by draft position"
+    write_template(
+        path,
+        TEMPLATE,
         summary=summary,
         addresses=addresses,
         plots=[
             ("Acceptance length over time", plot_acceptance(moments)),
             ("Output tokens a second by concurrency", plot_speed(speeds)),
-            ("Acceptance rate by draft position", plot_positions(by_position)),
+            (title, plot_rates(by_position, COLOURS, "positions", title)),
         ],
     )
-    work = path.with_name(f".{path.name}.new")
-    work.write_text(text)
-    work.replace(path)
 
 
 def plot_acceptance(moments: Sequence[Moment]) -> str:
     """Acceptance length over time, as SVG: a ratio of sums over every few requests that ended together."""
-    figure, axes = _figure()
+    made, axes = figure()
     for (draft, phase), group in _groups(moments).items():
         points = [_merge(group[first : first + 8]) for first in range(0, len(group), 8)]
         style = "-o" if phase in _SENT else "--s"
@@ -79,12 +74,12 @@ def plot_acceptance(moments: Sequence[Moment]) -> str:
         )
     axes.set_xlabel("seconds since the demo began")
     axes.set_ylabel("tokens a verify round")
-    return _svg(figure, axes)
+    return svg(made, axes, "acceptance", "Acceptance length over time")
 
 
 def plot_speed(speeds: Sequence[Speed]) -> str:
     """Throughput by concurrency, as SVG: the median of each draft's passes, and every pass as a dot."""
-    figure, axes = _figure()
+    made, axes = figure()
     levels = sorted({speed.concurrency for speed in speeds})
     width = 0.26
     for place, who in enumerate(COLOURS):
@@ -100,20 +95,7 @@ def plot_speed(speeds: Sequence[Speed]) -> str:
     axes.set_xticks(range(len(levels)), [str(level) for level in levels])
     axes.set_xlabel("concurrent requests")
     axes.set_ylabel("output tokens a second")
-    return _svg(figure, axes)
-
-
-def plot_positions(by_position: dict[str, list[float]]) -> str:
-    """Acceptance rate at each draft position, given that the one before was accepted, as SVG."""
-    figure, axes = _figure()
-    for who, rates in by_position.items():
-        axes.plot(range(1, len(rates) + 1), rates, "-o", color=COLOURS[who], label=who)
-    most = max((len(rates) for rates in by_position.values()), default=1)
-    axes.set_xticks(range(1, most + 1))
-    axes.set_ylim(0, 1)
-    axes.set_xlabel("draft token")
-    axes.set_ylabel("share accepted")
-    return _svg(figure, axes)
+    return svg(made, axes, "speed", "Output tokens a second by concurrency")
 
 
 def median(values: Sequence[float]) -> float:
@@ -135,21 +117,3 @@ def _merge(group: Sequence[Moment]) -> tuple[float, float]:
     rounds = sum(moment.verify_rounds for moment in group)
     accepted = sum(moment.accepted_drafts for moment in group)
     return sum(moment.at_s for moment in group) / len(group), 1 + accepted / max(1, rounds)
-
-
-def _figure() -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    return figure, figure.subplots()
-
-
-def _svg(figure: Any, axes: Any) -> str:
-    axes.grid(axis="y", alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(frameon=False)
-    out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None})
-    text = out.getvalue()
-    return text[text.index("<svg") :]

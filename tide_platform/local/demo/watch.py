@@ -10,6 +10,7 @@ from tide_platform.control.states import State
 from tide_platform.local.errors import StackError
 from tide_platform.local.graphql import Dagster, Run
 
+SENSOR = "enough_hidden_states"
 SENSOR_TAG = "dagster/sensor_name"
 _POLL_S = 1.0
 
@@ -98,12 +99,13 @@ class Watcher:
             time.sleep(_POLL_S)
 
     def sensor_word(self) -> str:
-        """What the sensor's newest tick came to."""
-        for state in self._dagster.sensors().values():
-            for tick in state["ticks"]:
-                error = f": {tick['error']['message'].strip()}" if tick.get("error") else ""
-                return f"{state['status'].lower()}, last tick {tick['status'].lower()}{error}"
-        return "it has not ticked yet"
+        """What the newest tick of the sensor that cuts windows came to."""
+        state = self._dagster.sensors().get(SENSOR)
+        if state is None or not state["ticks"]:
+            return "it has not ticked yet"
+        tick = state["ticks"][0]
+        error = f": {tick['error']['message'].strip()}" if tick.get("error") else ""
+        return f"{state['status'].lower()}, last tick {tick['status'].lower()}{error}"
 
     def _line(self, record: WindowRecord, waited: float) -> str:
         doing = {

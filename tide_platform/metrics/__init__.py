@@ -1,0 +1,1 @@
+"""What the platform tells Prometheus of a deployment that no other process tells (`tide metrics`)."""
