@@ -34,6 +34,7 @@ _OF_A_PREEMPTION = {"Preempted", "Evicted", "EvictionByEvictionAPI", "PodFailure
 _GPU_MEMORY = re.compile(r"OutOfMemoryError|(CUDA|HIP) out of memory")
 _BY_SIGNAL = 128
 MAX_WORDS = 500  # characters of a container's last words
+FAILED_FIRST = "failed first"  # of a pod whose peer was seen to fail before it
 
 
 def broken(view: PodView) -> PodFault | None:
@@ -138,9 +139,14 @@ def gpu_memory(logs: Mapping[str, str]) -> OutOfMemory | None:
     return None
 
 
-def with_log(fault: TrainerFailed, log: str) -> TrainerFailed:
-    """The fault with the words of its log's end, where there is one."""
-    return TrainerFailed(pod=fault.pod, how=fault.how, words=last_words(log)) if log else fault
+def with_logs(fault: TrainerFailed, logs: Mapping[str, str]) -> TrainerFailed:
+    """The fault in the words of a log's end, where there is one: a log that says ``error:`` goes before one
+    that does not, which is a peer's that only lost its connection. ``logs``: by pod, ``fault.pod`` first.
+    """
+    words = {pod: last_words(log) for pod, log in logs.items() if log}
+    pod = next((pod for pod, said in words.items() if said.startswith("error:")), fault.pod)
+    how = fault.how if pod == fault.pod else FAILED_FIRST
+    return TrainerFailed(pod=pod, how=how, words=words.get(pod, fault.words))
 
 
 def with_failures(
@@ -159,7 +165,7 @@ def with_failures(
     pod, words = pod_of(first.rank) or fault.pod, first.text[:MAX_WORDS]
     if first.kind == LOCK_HELD:
         return FolderHeld(pod=pod, words=words)
-    how = fault.how if pod == fault.pod else "failed first"
+    how = fault.how if pod == fault.pod else FAILED_FIRST
     return TrainerFailed(pod=pod, how=how, words=f"error: {words}")
 
 

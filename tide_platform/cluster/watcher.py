@@ -17,7 +17,7 @@ from tide_platform.cluster.diagnose import (
     unscheduled,
     unstarted,
     with_failures,
-    with_log,
+    with_logs,
 )
 from tide_platform.cluster.failures import Failure
 from tide_platform.cluster.faults import (
@@ -227,7 +227,7 @@ class Watch:
             return told
         failed = [view.name for view in self._seen.values() if view.ended and view.ended.status != 0]
         logs = {name: self._log(name) for name in dict.fromkeys([fault.pod, *failed])}
-        return gpu_memory(logs) or told or with_log(fault, logs[fault.pod])
+        return gpu_memory(logs) or told or with_logs(fault, logs)
 
     def _pod_of(self, rank: int) -> str | None:
         index = rank // self.processes

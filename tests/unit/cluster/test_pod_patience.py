@@ -129,6 +129,18 @@ def test_a_peer_that_the_job_ended_for_the_failure_does_not_explain_it() -> None
         watched(api, pods=2)
 
 
+@pytest.mark.parametrize("seen_first", [0, 1])
+def test_the_pod_whose_log_says_why_is_told_whichever_was_seen_to_fail_first(seen_first: int) -> None:
+    lost_peer = {"terminated": {"exitCode": 1, "reason": "Error", "message": "=====", "finishedAt": "t"}}
+    both = [pod(0, FAILED), pod(1, lost_peer)]
+    other = pod(1 - seen_first, RUNNING)
+    logs = {"p0": "error: no store\nTraceback\n=====", "p1": "Connection closed by peer\n====="}
+    api = Script(pods=[[both[seen_first], other], both])
+    api.log_tail = lambda name, *_: logs[name]  # type: ignore[attr-defined]
+    with pytest.raises(faults.TrainerFailed, match=r"pod p0: .*: error: no store"):
+        watched(api, pods=2)
+
+
 def test_earlier_pods_are_removed_once_the_api_answers() -> None:
     said: list[str] = []
     api: Any = Script(jobs=[NO_ANSWER, NO_ANSWER, []], pods=[[pod(0, RUNNING)], []], delete=[None])
