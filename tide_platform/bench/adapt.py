@@ -9,8 +9,7 @@ goes on where it was.
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tide_platform.bench.counts import Counts, compare_counts
 from tide_platform.bench.report import Report
 from tide_platform.capture.record import Sample
 from tide_platform.capture.split import REFERENCE_TENANT
-from tide_platform.config import Settings
+from tide_platform.config import Settings, TideError
 from tide_platform.config.files import write_json
 
 WORKLOADS = ("maths", "code")
@@ -30,12 +29,21 @@ _HELD = "-held"  # the tenant of held_out prompts: captured in this experiment o
 STATIC = 0  # samples that the shipped draft has seen of the workload
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """Replayed acceptance lengths by k, 1 to K_MAX: on the workload's held_out prompts, on general ones."""
+class TooFewPrompts(TideError):
+    """A workload has fewer prompts than samples are asked for."""
 
-    own: list[float]
-    general: list[float]
+    def __init__(self, workload: str, found: int, wanted: int):
+        super().__init__(f"workload {workload} has {found} prompts in traffic, not {wanted}; lower --samples")
+        self.workload, self.found, self.wanted = workload, found, wanted
+
+
+class OtherRecipe(TideError):
+    """What is in the folder was made with other settings of ``training``."""
+
+    def __init__(self, path: Path, changed: Mapping[str, tuple[Any, Any]]):
+        what = ", ".join(f"training.{name} {now}, it was {was}" for name, (was, now) in changed.items())
+        super().__init__(f"{path}: made with another recipe ({what}); give another --folder, or remove it")
+        self.path, self.changed = path, changed
 
 
 def run(
@@ -49,17 +57,22 @@ def run(
     say: Callable[[str], None],
 ) -> Report:
     """Does what is left of the experiment, at most ``most`` fine-tunings, and reports on all that is done.
+    The folder is of one recipe a workload and size.
 
     ``ratios``: ``<workload>_<n>_k<k>``, acceptance length after ``n`` samples over the static draft's, and
     ``<workload>_<n>_general_k<k>``, the same on general prompts; with ``live``, what
-    :mod:`tide_platform.bench.adapt_live` adds. Raises :class:`NotCaptured`.
+    :mod:`tide_platform.bench.adapt_live` adds. Raises
+    :class:`NotCaptured`, :class:`TooFewPrompts`, :class:`OtherRecipe`.
     """
     samples = collect(settings, folder, workloads, max(sizes), say)
     done = 0
     for workload in workloads:
         for size in (STATIC, *sizes):
             path = _outcome(folder, workload, size)
-            if path.exists() or done == most:
+            if path.exists():
+                _same_recipe(settings, path)
+                continue
+            if done == most:
                 continue
             outcome = adapt(settings, samples, workload, size, _draft(folder, workload, size))
             write_json(path, outcome)
@@ -91,6 +104,8 @@ def collect(
     for workload in workloads:
         prompts[workload + _HELD] = load_workload(workload, "held_out", HELD_OUT)
         prompts[workload] = load_workload(workload, "traffic", most)
+        if len(prompts[workload]) < most:
+            raise TooFewPrompts(workload, len(prompts[workload]), most)
     own = settings.model_copy(deep=True)
     own.serving.max_running_requests = max(CONCURRENCY, own.serving.max_running_requests)
     found = captured(own, folder, prompts, new_tokens=NEW_TOKENS, concurrency=CONCURRENCY, say=say)
@@ -117,6 +132,7 @@ def adapt(
         "workload": workload,
         "samples": size,
         "tokens": tokens,
+        "recipe": _recipe(settings) if size > STATIC else {},
         "own": own,
         "general": general,
         "counts": {"own": own_counts, "general": general_counts},
@@ -179,6 +195,16 @@ def _at(k: int, by_request: dict[str, list[list[float]]]) -> Counts:
 
 def _outcome(folder: Path, workload: str, size: int) -> Path:
     return folder / "runs" / f"{workload}-{size}.json"
+
+
+def _recipe(settings: Settings) -> dict[str, Any]:
+    return settings.training.model_dump(mode="json")
+
+
+def _same_recipe(settings: Settings, path: Path) -> None:
+    was, now = json.loads(path.read_text())["recipe"], _recipe(settings)
+    if changed := {name: (was[name], now.get(name)) for name in was if was[name] != now.get(name)}:
+        raise OtherRecipe(path, changed)
 
 
 def _draft(folder: Path, workload: str, size: int) -> Path:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,14 @@ import typer
 if TYPE_CHECKING:
     from tide_platform.bench.report import Report
     from tide_platform.config import Settings
+
+
+class Workload(StrEnum):
+    """Traffic that a draft can be adapted to."""
+
+    MATHS = "maths"
+    CODE = "code"
+
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -143,6 +152,13 @@ def cost_model(config: Config = None, quick: Quick = False, json_output: Json = 
 def adapt(
     config: Config = None,
     folder: Folder = None,
+    workload: Annotated[
+        list[Workload] | None, typer.Option(help="may be given several times; default: each")
+    ] = None,
+    samples: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="to fine-tune on, may be given several times; default: 64 to 1024"),
+    ] = None,
     runs: Annotated[int | None, typer.Option("--runs", min=1, help="end after so many fine-tunings")] = None,
     live: Annotated[bool, typer.Option(help="measure speed on live servers, at the end")] = True,
     over_time: Annotated[
@@ -168,7 +184,11 @@ def adapt(
     if over_time:
         _run(lambda: adapt_time.run(settings, where / "time", minutes=minutes, say=say), json_output)
         return
-    _run(lambda: bench.run(settings, where, most=runs, live=live, say=say), json_output)
+    workloads, sizes = workload or bench.WORKLOADS, sorted(set(samples or bench.SIZES))
+    _run(
+        lambda: bench.run(settings, where, workloads=workloads, sizes=sizes, most=runs, live=live, say=say),
+        json_output,
+    )
 
 
 @app.command()

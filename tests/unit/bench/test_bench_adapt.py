@@ -39,6 +39,30 @@ def test_each_size_is_done_once_and_more_samples_help(
     assert report.ratios["maths_24_general_k3"] == pytest.approx(after["general"][2] / before["general"][2])
 
 
+def test_another_recipe_is_not_mixed_in(
+    settings: Settings, by_tenant: dict[str, list[Sample]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "collect", lambda *_: by_tenant)
+
+    def run(epochs: int, sizes: tuple[int, ...]) -> Report:
+        settings.training.epochs = epochs
+        return bench.run(
+            settings, tmp_path, workloads=("maths",), sizes=sizes, live=False, say=lambda _: None
+        )
+
+    run(1, (4,))
+    with pytest.raises(bench.OtherRecipe, match=r"maths-4\.json.*training.epochs 2, it was 1"):
+        run(2, (4,))
+    assert "maths_6_k2" in run(2, (6,)).ratios, "another number of samples is another run"
+
+
+def test_more_samples_than_there_are_prompts_are_refused_before_anything_is_captured(
+    settings: Settings, tmp_path: Path
+) -> None:
+    with pytest.raises(bench.TooFewPrompts, match=r"maths has .* prompts in traffic, not 99999"):
+        bench.run(settings, tmp_path, workloads=("maths",), sizes=(99_999,), say=print)
+
+
 def test_speed_is_compared_at_the_best_k_of_each_draft(tmp_path: Path, settings: Settings) -> None:
     def passes(rate: float, length: float) -> list[dict[str, float]]:
         return [
