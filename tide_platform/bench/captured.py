@@ -13,11 +13,17 @@ if TYPE_CHECKING:
 
 
 class NotCaptured(TideError):
-    """The server captured fewer samples than were sent."""
+    """The server captured fewer samples than were sent. ``errors``: of requests that failed."""
 
-    def __init__(self, tenant: str, found: int, wanted: int):
-        super().__init__(f"{found} of {wanted} samples of tenant {tenant} were captured; remove the folder")
-        self.tenant, self.found, self.wanted = tenant, found, wanted
+    def __init__(self, tenant: str, found: int, wanted: int, errors: Sequence[str], log: Path):
+        why = (
+            f"{len(errors)} requests failed, the last: {errors[-1]}" if errors else f"the server's log: {log}"
+        )
+        super().__init__(
+            f"{found} of {wanted} samples of tenant {tenant} were captured ({why}); what is there is kept, "
+            "the same command sends the others again"
+        )
+        self.tenant, self.found, self.wanted, self.errors = tenant, found, wanted, errors
 
 
 def request_id(tenant: str, number: int) -> str:
@@ -40,18 +46,20 @@ def captured(
 
     ``temperatures``: of tenants that are not greedy. Raises :class:`NotCaptured`.
     """
+    from tide_platform.serving.own_server import LOG
+
     samples = _found(folder)
-    missing = _missing(samples, prompts)
+    missing, errors = _missing(samples, prompts), list[str]()
     if any(missing.values()):
         whole = settings.model_copy(deep=True)
         whole.capture.enabled, whole.capture.sampling_rate, whole.capture.default = True, 1.0, "allow"
         whole.capture.aux_format = "bf16"
-        _send(whole, folder, prompts, missing, new_tokens, concurrency, temperatures or {}, say)
+        errors = _send(whole, folder, prompts, missing, new_tokens, concurrency, temperatures or {}, say)
         samples = _found(folder)
     for tenant, left in _missing(samples, prompts).items():
         if left:
             wanted = len(prompts[tenant])
-            raise NotCaptured(tenant, wanted - len(left), wanted)
+            raise NotCaptured(tenant, wanted - len(left), wanted, errors, folder / LOG)
     return {
         tenant: [samples[request_id(tenant, number)] for number in range(len(of))]
         for tenant, of in prompts.items()
@@ -88,12 +96,14 @@ def _send(
     concurrency: int,
     temperatures: Mapping[str, float],
     say: Callable[[str], None],
-) -> None:
+) -> list[str]:
+    """The errors of requests that failed."""
     from tide_platform.serving.chat import encode_prompts
     from tide_platform.serving.client import GenerateRequest
     from tide_platform.serving.own_server import served
     from tide_platform.serving.traffic import send
 
+    errors: list[str] = []
     with served(settings, folder) as server:
         for tenant, numbers in missing.items():
             if not numbers:
@@ -111,4 +121,5 @@ def _send(
                 )
                 for number, ids in zip(numbers, inputs, strict=True)
             ]
-            asyncio.run(send(server.url, requests, concurrency))
+            errors += asyncio.run(send(server.url, requests, concurrency)).errors
+    return errors

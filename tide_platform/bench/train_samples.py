@@ -30,16 +30,17 @@ def collect(
     """Samples of the first ``counts`` prompts of each tenant, in the prompts' order; what is not in
     ``folder`` yet is captured. Raises :class:`~tide_platform.bench.captured.NotCaptured`.
     """
+    from tide_platform.serving.own_server import LOG
+
     asked = {tenant: prompts(settings, tenant, count) for tenant, count in counts.items()}
     _, found = _found(folder)
     missing = {tenant: [ids for ids in of if (tenant, ids) not in found] for tenant, of in asked.items()}
-    if any(missing.values()):
-        _capture(settings, folder, missing, say)
+    errors = _capture(settings, folder, missing, say) if any(missing.values()) else []
     stream, found = _found(folder)
     for tenant, of in asked.items():
         there = sum((tenant, ids) in found for ids in of)
         if stream is None or there < len(of):
-            raise NotCaptured(tenant, there, len(of))
+            raise NotCaptured(tenant, there, len(of), errors, folder / LOG)
     assert stream is not None
     return stream, {tenant: [found[tenant, ids] for ids in of] for tenant, of in asked.items()}
 
@@ -81,7 +82,8 @@ def _found(folder: Path) -> tuple[StreamMeta | None, dict[tuple[str, Tokens], Sa
 
 def _capture(
     settings: Settings, folder: Path, missing: dict[str, list[Tokens]], say: Callable[[str], None]
-) -> None:
+) -> list[str]:
+    """The errors of requests that failed."""
     from tide_platform.serving.client import GenerateRequest
     from tide_platform.serving.own_server import served
     from tide_platform.serving.traffic import send
@@ -89,11 +91,13 @@ def _capture(
     own = settings.model_copy(deep=True)
     own.serving.k, own.serving.radix_cache = K, False  # no holes: the peer knows of none
     own.capture.target_signal, own.capture.aux_format = "last_hidden", "bf16"
+    errors: list[str] = []
     with served(own, folder) as server:
         for tenant, of in missing.items():
             say(f"capturing {len(of)} samples of tenant {tenant}")
             requests = [GenerateRequest(ids, NEW_TOKENS, tenant=tenant) for ids in of]
-            asyncio.run(send(server.url, requests, CONCURRENCY))
+            errors += asyncio.run(send(server.url, requests, CONCURRENCY)).errors
+    return errors
 
 
 def features(samples: Sequence[Sample], max_length: int) -> dict[str, torch.Tensor]:

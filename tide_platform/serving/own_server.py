@@ -19,6 +19,7 @@ from tide_platform.serving.preflight import PortBusy, check_port
 from tide_platform.serving.processes import end_tree, start_child, tail, tree
 from tide_platform.serving.served import served_target
 
+LOG = "serve.log"  # in the folder that the server is served from
 STOP_PATIENCE_S = 60.0
 # below the kernel's ephemeral range, whose ports an outgoing connection may take before the server binds
 _PORTS = range(20000, 29999)
@@ -56,7 +57,7 @@ def served(settings: Settings, folder: Path, port: int | None = None) -> Iterato
     own.state.mkdir(parents=True, exist_ok=True)
     ready = own.state / "serve.json"
     ready.unlink(missing_ok=True)
-    config, log = folder / "tide.yaml", folder / "serve.log"
+    config, log = folder / "tide.yaml", folder / LOG
     config.write_text(dump_settings(own))
     tide = [sys.executable, "-c", "from tide_platform.cli import main; main()"]
     # settings from the environment are in the file already, and would go before what is set here

@@ -27,12 +27,9 @@ from tide_platform.serving.fleet import reload
 from tide_platform.serving.launch import LaunchPlan, plan_launch
 from tide_platform.serving.preflight import Checked, preflight
 from tide_platform.serving.processes import end_tree, start_child, tail, tree
+from tide_platform.serving.spool_process import Spool
 
 SERVER_PATIENCE_S = 25.0  # SGLang looks for SIGTERM every 5 s, then lets running requests end
-SPOOL_PATIENCE_S = 30.0  # to drain the ring and seal
-# users' tokens go first: what the spool lacks for a while waits in the ring. It keeps a tenth of a core, and
-# packing takes a twentieth
-SPOOL_NICE = 10
 PROGRESS_S = 10.0
 POLL_S = 0.5
 
@@ -279,40 +276,6 @@ class Deployment:
         if self.spool:
             self.spool.end()
         (self.settings.state / "serve.json").unlink(missing_ok=True)
-
-
-class Spool:
-    """The process that drains the ring; started again whenever it dies."""
-
-    def __init__(self, settings: Settings, plan: LaunchPlan, say: Callable[[str], None]):
-        assert plan.spool_argv is not None
-        self.argv = [sys.executable, *plan.spool_argv]
-        self.log = settings.state / "logs" / "spool.log"
-        self.say = say
-        self.restarts = 0
-        self.process: subprocess.Popen[bytes] | None = None
-        self._next_start = 0.0
-
-    def start(self) -> None:
-        self.process = start_child(self.argv, self.log, {}, on_parent_death=signal.SIGTERM, nice=SPOOL_NICE)
-
-    def keep_alive(self) -> None:
-        """Restart it if it died, at once at first, then ever more slowly (30 s at most)."""
-        assert self.process is not None
-        status = self.process.poll()
-        if status is None or time.monotonic() < self._next_start:
-            return
-        self.restarts += 1
-        self._next_start = time.monotonic() + min(30.0, 0.5 * 2**self.restarts)
-        self.say(f"the spool ended by itself (status {status}); restart {self.restarts}; log {self.log}")
-        self.start()
-
-    def end(self) -> None:
-        if self.process is None:
-            return
-        end_tree(self.process, [], SPOOL_PATIENCE_S)
-        if self.process.returncode:
-            self.say(f"the spool ended with status {self.process.returncode}; log {self.log}")
 
 
 def plugin_problem(plan: LaunchPlan, status: Any) -> str | None:
