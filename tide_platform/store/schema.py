@@ -23,6 +23,7 @@ LISTS = tuple(name for name in TENSORS if name not in BLOBS)
 # a blob of this size is an object of its own, smaller ones share one a fragment: measured on SeaweedFS
 # (docs/storage.md), reads are 1.6 times as fast as from one large pack, at the same speed of writing
 _DEDICATED = 256 << 10
+_BLOB = lance.blob.BlobType()
 _TYPES: dict[Any, pa.DataType] = {
     str: pa.string(),
     int: pa.int64(),
@@ -60,10 +61,27 @@ def to_table(samples: Sequence[Sample], schema: pa.Schema) -> pa.Table:
         columns[name] = pa.array([sample.tensors[name] for sample in samples], schema.field(name).type)
     for name in blobs(stream):
         arrays = [np.ascontiguousarray(stored_array(name, sample, stream)) for sample in samples]
-        columns[name] = lance.blob_array([array.tobytes() for array in arrays])
+        columns[name] = _blob_column(arrays)
         columns[f"{name}_bytes"] = pa.array([array.nbytes for array in arrays], pa.int64())
         columns[f"{name}_crc32c"] = pa.array([crc32c(array) for array in arrays], pa.uint32())
     return pa.table([columns[name] for name in schema.names], schema=schema)
+
+
+def _blob_column(arrays: Sequence[np.ndarray]) -> pa.ExtensionArray:
+    """As ``lance.blob_array`` of their bytes, with each copied once, into memory of the right size: a builder
+    that grows touches three times as many fresh pages, which cost more than the copies.
+    """
+    ends = np.cumsum([0, *(array.nbytes for array in arrays)], dtype=np.int64)
+    content = pa.allocate_buffer(int(ends[-1]))
+    there = np.frombuffer(content, np.uint8)
+    for array, begin, end in zip(arrays, ends, ends[1:], strict=False):
+        there[begin:end] = array.reshape(-1).view(np.uint8)
+    data = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(arrays), [None, pa.py_buffer(ends), content]
+    )
+    fields = list(_BLOB.storage_type)
+    others = [pa.nulls(len(arrays), field.type) for field in fields[1:]]  # where a blob lies elsewhere
+    return pa.ExtensionArray.from_storage(_BLOB, pa.StructArray.from_arrays([data, *others], fields=fields))
 
 
 def to_meta(row: dict[str, Any]) -> SampleMeta:
