@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from tests.synthetic import LAST_STREAM, STREAM, assert_same, make_sample
 from tide_platform.capture.packing import pack, unpack
 from tide_platform.capture.record import StreamMeta
 from tide_platform.config import Settings
+from tide_platform.store import durable
 from tide_platform.store.errors import (
     BlobCorrupt,
     CommitRaced,
@@ -44,6 +46,27 @@ def test_before_the_first_sample(settings):
         store.stream_meta()
     with pytest.raises(NoDataset):
         list(store.load(["x"]))
+
+
+def files_of(store):
+    return {path for path in Path(store.handle.folder).rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("rebased", [False, True])
+def test_whatever_a_commit_writes_is_synced(store, settings, monkeypatch, rebased):
+    """A power cut cannot be made here: that each new file and its folder were synced stands for it."""
+    store.append(SAMPLES[:1], ["first"])
+    there, snapshot = files_of(store), store.snapshot()
+    if rebased:  # onto a version that does not touch the fence
+        store.handle.require(fresh=True).update_config({"note": "of upkeep"})
+        there = files_of(store)
+    synced: set[Path] = set()
+    monkeypatch.setattr(durable, "sync", lambda path: synced.add(Path(path)))
+    version = store.commit(store.write(SAMPLES[1:2]), ["second"], snapshot).version
+    assert version == snapshot.version + 1 + rebased
+    new = files_of(store) - there
+    assert {path.suffix for path in new} == {".lance", ".blob", ".txn", ".manifest"}
+    assert new <= synced and {path.parent for path in new} <= synced
 
 
 def test_a_sample_comes_out_as_it_went_in_and_in_the_order_asked_for(store):
