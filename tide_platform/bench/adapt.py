@@ -198,12 +198,14 @@ def _outcome(folder: Path, workload: str, size: int) -> Path:
 
 
 def _recipe(settings: Settings) -> dict[str, Any]:
-    return settings.training.model_dump(mode="json")
+    from tide_platform.training.provenance import decisive
+
+    return decisive(settings.training)
 
 
 def _same_recipe(settings: Settings, path: Path) -> None:
     was, now = json.loads(path.read_text())["recipe"], _recipe(settings)
-    if changed := {name: (was[name], now.get(name)) for name in was if was[name] != now.get(name)}:
+    if changed := {name: (was.get(name), now[name]) for name in now if was.get(name) != now[name]}:
         raise OtherRecipe(path, changed)
 
 

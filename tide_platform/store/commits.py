@@ -102,7 +102,7 @@ def commit(
         handle.forget()
         raise StoreUnavailable(handle.uri, f"version {after.version} is not the commit that was made")
     if handle.folder:
-        sync_commit(handle.folder, after.version)
+        sync_commit(handle.folder, after.version, transaction.read_version, transaction.uuid)
     handle.keep(after)
     return Snapshot(after.version, after)
 

@@ -37,11 +37,14 @@ def sync_fragments(dataset: Path, files: Iterable[str]) -> None:
     _sync(data)
 
 
-def sync_commit(dataset: Path, version: int) -> None:
-    """The manifest of a version, its transaction and their folders."""
+def sync_commit(dataset: Path, version: int, read_version: int, uuid: str) -> None:
+    """The manifest of a version, its transaction and their folders. Of the transaction both names are tried
+    that Lance may give it, after the version that it was prepared on or the one that it was rebased on:
+    thousands lie there, too many to look through at each commit.
+    """
     transactions = dataset / "_transactions"
-    for path in transactions.glob(f"{version - 1}-*"):
-        _sync(path)
+    for base in {read_version, version - 1}:
+        _sync(transactions / f"{base}-{uuid}.txn")
     _sync(transactions)
     _sync(dataset / "_versions" / manifest_name(version))
     _sync(dataset / "_versions")

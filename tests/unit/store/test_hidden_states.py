@@ -62,7 +62,8 @@ def test_whatever_a_commit_writes_is_synced(store, settings, monkeypatch, rebase
         there = files_of(store)
     synced: set[Path] = set()
     monkeypatch.setattr(durable, "sync", lambda path: synced.add(Path(path)))
-    version = store.commit(store.write(SAMPLES[1:2]), ["second"], snapshot).version
+    large = make_sample("large", 4000)  # its blobs are files of their own
+    version = store.commit(store.write([large]), ["second"], snapshot).version
     assert version == snapshot.version + 1 + rebased
     new = files_of(store) - there
     assert {path.suffix for path in new} == {".lance", ".blob", ".txn", ".manifest"}
