@@ -31,13 +31,27 @@ Folder = Annotated[Path | None, typer.Option("--folder", help="where to write; d
 
 
 @app.command()
-def capture(config: Config = None, quick: Quick = False, json_output: Json = False) -> None:
+def capture(
+    config: Config = None,
+    concurrency: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="requests at a time, may be given several times; default: 1, 4, 16"),
+    ] = None,
+    blocks: Annotated[
+        int | None, typer.Option(min=4, help="of ten seconds, for each concurrency; default: 40")
+    ] = None,
+    quick: Quick = False,
+    json_output: Json = False,
+) -> None:
     """Throughput of one server with capture on against off, and capture's share of the scheduler's thread."""
     from tide_platform.bench import capture_cost
 
     settings = _settings(config)
-    loads, blocks = ((1, 8), 4) if quick else ((1, 4, 16), 40)
-    _run(lambda: capture_cost.run(settings, concurrencies=loads, blocks=blocks), json_output)
+    loads, most = ((1, 8), 4) if quick else ((1, 4, 16), 40)
+    _run(
+        lambda: capture_cost.run(settings, concurrencies=concurrency or loads, blocks=blocks or most),
+        json_output,
+    )
 
 
 @app.command()
