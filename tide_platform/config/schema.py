@@ -226,7 +226,7 @@ class Watch(Section):
     confidence: float = Field(default=0.99, gt=0.5, lt=1)
     max_loss: float = Field(default=0.05, ge=0, lt=1)  # of acceptance length, before it counts as a drift
     # the draft before is replayed beside a champion that fell, on so many of its newest samples
-    replay_samples: int = Field(default=64, ge=8)
+    replay_samples: int = Field(default=64, ge=16)  # mend.LEAST_SAMPLES
     # acceptance length of the draft before / champion's - 1, lower bound: it is served again
     rollback_gain: float = Field(default=0.02, ge=0)
     mend_seconds: float = Field(default=60.0, ge=0)  # between two runs that mend

@@ -52,9 +52,10 @@ def mend(settings: Settings, ledger: Ledger) -> Mended:
     before = previous_of(ledger, settings.deployment, memory.draft)
     if before is None:
         return Mended([*done, _clear(settings, ledger, memory, "there is no draft before it to go back to")])
-    compared = _compare(settings, memory, before)
-    if compared is None:
+    version, samples = _newest(settings, memory.draft)
+    if len(samples) < LEAST_SAMPLES:
         return Mended([*done, f"{memory.suspected}: waits for {LEAST_SAMPLES} samples to compare both on"])
+    compared = _compare(settings, version, samples, memory.draft, before)
     of = compared.gain
     told = (
         f"{before} would have {of.point:+.1%} [{of.lower:+.1%}, {of.upper:+.1%}] of its acceptance length on "
@@ -63,6 +64,8 @@ def mend(settings: Settings, ledger: Ledger) -> Mended:
     if compared.evidence is not None and compared.evidence.lower - 1 >= settings.watch.rollback_gain:
         roll_back(settings, ledger, SENSOR, f"{memory.suspected}; {told}")
         return Mended([*done, f"rolled back: {told}"], compared)
+    if len(samples) < settings.watch.replay_samples and _may_be_worse(settings, compared):
+        return Mended([*done, f"{memory.suspected}: undecided, waits for more samples: {told}"], compared)
     return Mended([*done, _clear(settings, ledger, memory, told)], compared)
 
 
@@ -92,6 +95,11 @@ def realign(means: Means) -> list[str]:
     return done
 
 
+def _may_be_worse(settings: Settings, compared: Comparison) -> bool:
+    """Whether more samples may still show that the draft before is better."""
+    return compared.evidence is not None and compared.evidence.upper - 1 >= settings.watch.rollback_gain
+
+
 def _clear(settings: Settings, ledger: Ledger, memory: Memory, why: str) -> str:
     """The draft is not worse: what was seen so far is not held against it again."""
     seen = max((one["at"] for one in memory.requests), default=memory.since)
@@ -104,18 +112,21 @@ def _clear(settings: Settings, ledger: Ledger, memory: Memory, why: str) -> str:
     return f"cleared: {reason}"
 
 
-def _compare(settings: Settings, memory: Memory, before: str) -> Comparison | None:
-    """Both drafts on the newest samples that the served one was captured with; None while they are few."""
+def _newest(settings: Settings, draft: str) -> tuple[int, list[str]]:
+    """Version of the dataset, ids of the newest samples that ``draft`` was captured with."""
     from tide_platform.capture.split import REFERENCE_TENANT
-    from tide_platform.control.judge import compare_drafts
     from tide_platform.store.hidden_states import open_store
 
     store = open_store(settings)
     version = store.tip().version
-    where = f"draft_version_end = '{memory.draft}' AND tenant != '{REFERENCE_TENANT}'"
-    samples = [ref.sample_id for ref in store.refs(version, where)][-settings.watch.replay_samples :]
-    if len(samples) < LEAST_SAMPLES:
-        return None
-    folders = fetch_draft(settings, memory.draft), fetch_draft(settings, before)
+    where = f"draft_version_end = '{draft}' AND tenant != '{REFERENCE_TENANT}'"
+    return version, [ref.sample_id for ref in store.refs(version, where)][-settings.watch.replay_samples :]
+
+
+def _compare(settings: Settings, version: int, samples: list[str], served: str, before: str) -> Comparison:
+    """Both drafts on these samples."""
+    from tide_platform.control.judge import compare_drafts
+
+    folders = fetch_draft(settings, served), fetch_draft(settings, before)
     margin, confidence = settings.watch.rollback_gain, settings.watch.confidence
     return compare_drafts(settings, version, samples, folders, margin=margin, confidence=confidence)

@@ -27,7 +27,7 @@ from tide_platform.serving.drafts import deployed_draft, mark_deployed
 def compared(gain: float, lower: float) -> Comparison:
     """The draft before against the champion."""
     measured = Measured(1.5, [1.4, 1.5], [0.4, 0.2])
-    evidence = Evidence(40, 1 + gain, 1 + lower, 2.0, 0.99, 0.02, 1.0)
+    evidence = Evidence(40, 1 + gain, 1 + lower, 1.1 + gain, 0.99, 0.02, 1.0)
     return Comparison(40, measured, measured, Interval(gain, lower, gain + 0.1), evidence)
 
 
@@ -39,7 +39,8 @@ class World:
         self.ledger = Ledger(f"sqlite:///{folder}/ledger.db")
         self.servers = [LiveServer(self.old, f"s{number}") for number in range(2)]
         self.alias = self.old
-        self.comparison: Comparison | None = None
+        self.comparison = compared(0.0, -0.1)
+        self.samples = 64
         mark_deployed(self.settings, self.old)
 
         @contextmanager
@@ -53,6 +54,7 @@ class World:
         monkeypatch.setattr(mend, "means", means)
         monkeypatch.setattr(hands, "means", means)
         monkeypatch.setattr(hands, "ensure_champion", champion)
+        monkeypatch.setattr(mend, "_newest", lambda *_: (1, ["s"] * self.samples))
         monkeypatch.setattr(mend, "_compare", lambda *_: self.comparison)
         self.deploy(self.new)
 
@@ -173,8 +175,19 @@ def test_what_the_sensor_saw_meanwhile_is_kept(world: World, monkeypatch: pytest
 
 def test_few_samples_leave_the_suspicion(world: World):
     world.suspect()
+    world.samples = LEAST_SAMPLES - 1
     assert f"waits for {LEAST_SAMPLES} samples" in world.mend().done[0]
     assert world.memory().suspected and world.agreed() == world.new
+
+
+def test_what_few_samples_do_not_decide_waits_for_more(world: World):
+    world.suspect()
+    world.samples = world.settings.watch.replay_samples - 1
+    world.comparison = compared(0.05, -0.2)
+    assert "undecided, waits for more samples" in world.mend().done[0]
+    assert world.memory().suspected and world.agreed() == world.new
+    world.comparison = compared(-0.2, -0.3)  # sure enough: clears on however few
+    assert "cleared" in world.mend().done[0] and not world.memory().suspected
 
 
 def test_nothing_to_go_back_to_clears(world: World):
