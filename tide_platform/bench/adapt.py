@@ -70,7 +70,8 @@ def run(
         for size in (STATIC, *sizes):
             path = _outcome(folder, workload, size)
             if path.exists():
-                _same_recipe(settings, path)
+                if size > STATIC:
+                    _same_recipe(settings, path)
                 continue
             if done == most:
                 continue
