@@ -69,7 +69,8 @@ def _grow(storage: Storage, commits: Sequence[int]) -> list[dict[str, Any]]:
     from tide_platform.store.upkeep import Upkeep
 
     settings = Settings(storage=storage, deployment="bench-growth")
-    settings.maintain.keep_hours = 0.01  # as many versions as an hour's commits at one in two seconds leave
+    # about as many versions as the default's quarter of an hour leaves at a commit in two seconds
+    settings.maintain.keep_hours = 0.0025
     objects, store = ObjectStore(storage), open_store(settings)
     objects.ensure_bucket()
     store.ensure(_TINY)

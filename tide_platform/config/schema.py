@@ -112,7 +112,8 @@ class Maintain(Section):
     # `tide ingest` does it so often, between its commits; 0 leaves it to `tide maintain`
     interval_s: float = Field(default=60.0, ge=0)
     max_fragments: int = Field(default=500, ge=8)
-    keep_hours: float = Field(default=1.0, gt=0)  # versions younger than this stay, for readers
+    # versions younger than this stay, for readers; each poll and commit lists up to a thousand of them
+    keep_hours: float = Field(default=0.25, gt=0)
     orphan_hours: float = Field(default=24.0, ge=1)  # files of dead writers are removed at this age
     # master of a SeaweedFS whose deleted bytes are to be given back
     vacuum_url: str | None = None
