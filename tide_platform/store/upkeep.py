@@ -96,6 +96,9 @@ class Upkeep:
             if not again:
                 self._steps.pop(0)
             if time.monotonic() >= end or not self.lease.try_hold():
+                if again:  # commits that come quicker than merges must not starve what comes after
+                    step = self._steps.pop(0)
+                    self._steps += [step] if self._steps else []  # alone it waits for the next pass
                 break
         return not self._steps
 

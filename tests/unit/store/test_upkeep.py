@@ -65,6 +65,19 @@ def test_small_fragments_of_one_tenant_and_day_merge_and_row_ids_stay(settings, 
     assert store.sample_ids(NOW - 1) == ids(store, where=f"captured_at >= {NOW - 1}")
 
 
+def test_merges_that_never_end_do_not_starve_the_clean_up(settings, store):
+    """Each call has time for one step, and finds fragments to merge each time."""
+    keeper = upkeep(settings, store, now=time.time() + DAY)
+    number = 0
+    while keeper.counts.versions_removed < 300:
+        for _ in range(2 * FANOUT):
+            store.append([make_sample(f"s{number}", 4, captured_at=NOW)], [str(number)])
+            number += 1
+        keeper.run(0.0)
+        assert number < 2000, keeper.counts
+    assert keeper.counts.compactions > 2
+
+
 def test_choice():
     parts = [Part(n, "a", "2026-01-02", 100, False) for n in range(FANOUT + 1)]
     assert len(choose(parts, 500, "2026-01-02")) == FANOUT, "all but the lowest id"
