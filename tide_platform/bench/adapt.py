@@ -70,8 +70,7 @@ def run(
         for size in (STATIC, *sizes):
             path = _outcome(folder, workload, size)
             if path.exists():
-                if size > STATIC:
-                    _same_recipe(settings, path)
+                _same_recipe(settings, size, path)
                 continue
             if done == most:
                 continue
@@ -133,7 +132,7 @@ def adapt(
         "workload": workload,
         "samples": size,
         "tokens": tokens,
-        "recipe": _recipe(settings) if size > STATIC else {},
+        "recipe": _recipe(settings, size),
         "own": own,
         "general": general,
         "counts": {"own": own_counts, "general": general_counts},
@@ -198,14 +197,15 @@ def _outcome(folder: Path, workload: str, size: int) -> Path:
     return folder / "runs" / f"{workload}-{size}.json"
 
 
-def _recipe(settings: Settings) -> dict[str, Any]:
+def _recipe(settings: Settings, size: int) -> dict[str, Any]:
+    """The settings that decide the draft; none decides the static one."""
     from tide_platform.training.provenance import decisive
 
-    return decisive(settings.training)
+    return decisive(settings.training) if size > STATIC else {}
 
 
-def _same_recipe(settings: Settings, path: Path) -> None:
-    was, now = json.loads(path.read_text())["recipe"], _recipe(settings)
+def _same_recipe(settings: Settings, size: int, path: Path) -> None:
+    was, now = json.loads(path.read_text())["recipe"], _recipe(settings, size)
     if changed := {name: (was.get(name), now[name]) for name in now if was.get(name) != now[name]}:
         raise OtherRecipe(path, changed)
 

@@ -98,7 +98,8 @@ class Upkeep:
             if time.monotonic() >= end or not self.lease.try_hold():
                 if again:  # commits that come quicker than merges must not starve what comes after
                     step = self._steps.pop(0)
-                    self._steps += [step] if self._steps else []  # alone it waits for the next pass
+                    if self._steps:  # alone it waits for the next pass
+                        self._steps.append(step)
                 break
         return not self._steps
 
