@@ -268,6 +268,9 @@ class DirectFile:
         again with what follows.
         """
         if self._handed == self.length:
+            if self._after:  # of a part that filled its batch to the byte: all of it is with the thread
+                after, self._after = self._after, []
+                self._disk.write(lambda: _call(after))
             return
         self._handed = self.length
         tail = (self._fill - self._begin) % PAGE
@@ -322,11 +325,15 @@ class DirectFile:
             if done:
                 views[0] = views[0][done:]
         self._disk.free(slot)
-        for call in after:
-            call()
+        _call(after)
 
     def _seal(self, then: Callable[[], None]) -> None:
         os.ftruncate(self._descriptor, self.length)
         os.fsync(self._descriptor)
         then()
         os.close(self._descriptor)
+
+
+def _call(after: list[Callable[[], None]]) -> None:
+    for call in after:
+        call()

@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tide_platform.capture.disk import PAGE, DirectFile, Disk, aligned
@@ -14,7 +14,13 @@ SIZES = st.one_of(
 )
 
 
+FULL = (5 << 20, True, 1)  # two of them fill a batch to the byte
+
+
 @settings(max_examples=25, deadline=None)
+@example(steps=[FULL, FULL], direct=False)
+@example(steps=[FULL, (5 << 20, True, 0)], direct=True)
+@example(steps=[FULL, FULL, (300, False, 2)], direct=True)
 @given(steps=st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 3)), max_size=12), direct=st.booleans())
 def test_any_parts_and_flushes(tmp_path_factory, steps, direct):
     """A step: bytes, whether they lie at a page's beginning, what follows (0: flush, 1: bytes to a page)."""
