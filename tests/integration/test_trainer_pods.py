@@ -419,8 +419,10 @@ def test_a_deleted_pod_of_several_processes_is_started_again(world: PodWorld) ->
     assert "ended with exit status 1" in world.log and "was deleted while it trained" in world.log
 
 
-def test_of_two_pods_that_fail_the_first_is_told(two: PodWorld) -> None:
-    two.misbehave(fails_after=2, fails_with="error: dataset: no such version")
+# where pod 0 lingers, pod 1 fails first, and the Job's controller deletes pod 0 for it
+@pytest.mark.parametrize("lingers_s", [0, 0.5])
+def test_of_two_pods_that_fail_the_first_is_told(two: PodWorld, lingers_s: float) -> None:
+    two.misbehave(fails_after=2, fails_with="error: dataset: no such version", lingers_s=lingers_s)
     with pytest.raises(faults.TrainerFailed) as error:
         two.train()
     # whichever pod was seen to fail first: pod 1 only lost its peer

@@ -32,6 +32,7 @@ _OF_A_NODE = {
 }  # fmt: skip
 _OF_A_PREEMPTION = {"Preempted", "Evicted", "EvictionByEvictionAPI", "PodFailurePolicy"}
 _GPU_MEMORY = re.compile(r"OutOfMemoryError|(CUDA|HIP) out of memory")
+_TOLD_TO_END = re.compile(r"error: SIG(TERM|INT):")  # as cli/train says it
 _BY_SIGNAL = 128
 MAX_WORDS = 500  # characters of a container's last words
 FAILED_FIRST = "failed first"  # of a pod whose peer was seen to fail before it
@@ -141,10 +142,14 @@ def gpu_memory(logs: Mapping[str, str]) -> OutOfMemory | None:
 
 def with_logs(fault: TrainerFailed, logs: Mapping[str, str]) -> TrainerFailed:
     """The fault in the words of a log's end, where there is one: a log that says ``error:`` goes before one
-    that does not, which is a peer's that only lost its connection. ``logs``: by pod, ``fault.pod`` first.
+    that does not, which is a peer's that only lost its connection, or was told to end. ``logs``: by pod,
+    ``fault.pod`` first.
     """
     words = {pod: last_words(log) for pod, log in logs.items() if log}
-    pod = next((pod for pod, said in words.items() if said.startswith("error:")), fault.pod)
+    telling = (
+        pod for pod, said in words.items() if said.startswith("error:") and not _TOLD_TO_END.match(said)
+    )
+    pod = next(telling, fault.pod)
     how = fault.how if pod == fault.pod else FAILED_FIRST
     return TrainerFailed(pod=pod, how=how, words=words.get(pod, fault.words))
 

@@ -1,7 +1,8 @@
 """Waits for the pods of one attempt, with timeouts that end it, and tells in words what becomes of them."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -77,6 +78,7 @@ class Watch:
     _since: dict[str, float] = field(default_factory=dict)  # "pod/what" -> when that was first seen
     _told: dict[str, str] = field(default_factory=dict)
     _silent: dict[str, float] = field(default_factory=dict)  # what is asked in vain -> since when
+    _logs: dict[str, str] = field(default_factory=dict)  # by name, of a training that has failed: its end
 
     def run(self) -> None:
         """Raises the faults of :mod:`tide_platform.cluster.faults`, and :class:`TrainingStopped`."""
@@ -204,6 +206,8 @@ class Watch:
         """The fault in the trainer's words; of several pods the one behind it, if one shows in time."""
         until = time.monotonic() + (self.limits.settle if self.pods > 1 else 0)
         while isinstance(fault, TrainerFailed) and time.monotonic() < until:
+            # now: the Job's controller deletes the peers of a pod that failed, and their logs go with them
+            self._keep_logs(self._seen)
             if (found := self._look()) is not None:
                 others = self._patient("events", lambda of=found: self._behind(of)) or []
                 fault = min([fault, *others], key=_telling)
@@ -226,23 +230,32 @@ class Watch:
         if told is not None and not isinstance(told, TrainerFailed):
             return told
         failed = [view.name for view in self._seen.values() if view.ended and view.ended.status != 0]
-        logs = {name: self._log(name) for name in dict.fromkeys([fault.pod, *failed])}
+        logs = {name: self._log(name) for name in dict.fromkeys([fault.pod, *failed, *self._logs])}
         return gpu_memory(logs) or told or with_logs(fault, logs)
 
     def _pod_of(self, rank: int) -> str | None:
         index = rank // self.processes
         return next((view.name for view in self._seen.values() if view.index == index), None)
 
+    def _keep_logs(self, pods: Iterable[str]) -> None:
+        """Of those that there are, as far as the API server answers: each is asked for again."""
+        for pod in pods:
+            with suppress(ApiUnavailable):
+                if log := self.api.log_tail(pod, CONTAINER, LOG_LINES):
+                    self._logs[pod] = log
+
     def _log(self, pod: str) -> str:
-        """Its end; empty where it cannot be had in time: a fault that is known is not lost for it."""
+        """Its end, as kept where the pod is gone; empty where it cannot be had in time: a fault that is known
+        is not lost for it.
+        """
         until = time.monotonic() + self.limits.settle
         while True:
             try:
-                return self.api.log_tail(pod, CONTAINER, LOG_LINES)
+                return self.api.log_tail(pod, CONTAINER, LOG_LINES) or self._logs.get(pod, "")
             except ApiUnavailable as error:
                 if time.monotonic() >= until:
                     self.say(f"the log of pod {pod} cannot be read: {error}")
-                    return ""
+                    return self._logs.get(pod, "")
             self._pause()
 
     def _events(self, view: PodView) -> list[dict]:

@@ -141,6 +141,36 @@ def test_the_pod_whose_log_says_why_is_told_whichever_was_seen_to_fail_first(see
         watched(api, pods=2)
 
 
+LOST_PEER = {"terminated": {"exitCode": 1, "reason": "Error", "message": "=====", "finishedAt": "t"}}
+
+
+def test_a_log_is_kept_of_a_pod_that_the_job_then_deletes() -> None:
+    """The follower is seen to fail first: the Job's controller deletes the leader, whose log says why."""
+    logs = {"p0": "error: no store\nTraceback", "p1": "Connection closed by peer\n====="}
+    follower = pod(1, LOST_PEER)
+    told = [{"reason": "SuccessfulDelete", "message": "Deleted pod: p0"}]
+    api = Script(
+        pods=[[pod(0, RUNNING), follower], [follower]], jobs=[[{"metadata": {"name": "j"}}]], events=[told]
+    )
+
+    def log_tail(name: str, *_: Any) -> str:
+        said = logs[name]
+        logs["p0"] = ""  # it is gone before anyone asks again
+        return said
+
+    api.log_tail = log_tail  # type: ignore[attr-defined]
+    with pytest.raises(faults.TrainerFailed, match=r"pod p0: failed first: error: no store"):
+        watched(api, pods=2)
+
+
+def test_a_pod_that_was_told_to_end_is_not_why_its_peer_failed() -> None:
+    logs = {"p0": "error: SIGTERM: stopped after step 3 of 8", "p1": "Segmentation fault"}
+    api = Script(pods=[[pod(0, RUNNING), pod(1, LOST_PEER)], [pod(0, FAILED), pod(1, LOST_PEER)]])
+    api.log_tail = lambda name, *_: logs[name]  # type: ignore[attr-defined]
+    with pytest.raises(faults.TrainerFailed, match=r"pod p1: exit status 1: Segmentation fault"):
+        watched(api, pods=2)
+
+
 def test_earlier_pods_are_removed_once_the_api_answers() -> None:
     said: list[str] = []
     api: Any = Script(jobs=[NO_ANSWER, NO_ANSWER, []], pods=[[pod(0, RUNNING)], []], delete=[None])
