@@ -21,6 +21,7 @@ from tide_platform.serving.own_server import Served, served
 NEW_TOKENS = 64
 BLOCK_REQUESTS = 6  # at least this many a block, one after the other where the concurrency is lower
 SHARE_TOKENS = 96  # of a request where shares are measured: the prompt's part is small then
+SHARE_FLOWS = 5  # a single one of two seconds differs by 5 % from the next
 BATCHES = (1, 2, 4, 8)
 _DRAIN_S = 30.0
 _SETTLE_S = 1.0  # the spool writes what a block left, at nobody's cost
@@ -105,8 +106,10 @@ def _left_in_ring(server: Served) -> int:
 
 def _share(server: Served, batch: int) -> dict[str, Any]:
     """What the engine counted of ``batch`` requests at a time: seconds, captured rows."""
+    inputs = load.prompts(server, batch)
     before = server.client.status()["capture"]
-    load.flow(server, load.prompts(server, batch), SHARE_TOKENS, batch, capture=True)
+    for _ in range(SHARE_FLOWS):
+        load.flow(server, inputs, SHARE_TOKENS, batch, capture=True)
     after = server.client.status()["capture"]
     found = {name: after["cost"][name] - value for name, value in before["cost"].items()}
     rows = after["rows"] - before["rows"]

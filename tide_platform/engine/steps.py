@@ -9,18 +9,17 @@ R rows, V vocabulary, H hidden size, K teacher log-probabilities a row.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from tide_platform.engine.capture import Capture, OpenSample
-from tide_platform.engine.teacher import TeacherRows, bf16_bits, teacher_rows
+from tide_platform.engine.teacher import HostTeacher, TeacherRows, bf16_bits, teacher_rows
 
 
-@dataclass(frozen=True)
-class Planned:
+class Planned(NamedTuple):
     """A captured request in a batch. The tokens are the host's, known before the step: no device read."""
 
     place: int  # in the batch
@@ -84,6 +83,7 @@ class DirectStager:
 
     def __init__(self, capture: Capture, teacher_k: int, last_width: int = 0):
         self.capture, self.teacher_k, self.last_width = capture, teacher_k, last_width
+        self._teacher = HostTeacher(teacher_k)
 
     def stage(self, step: VerifyStep | PrefillStep) -> None:
         if isinstance(step, VerifyStep):
@@ -96,24 +96,24 @@ class DirectStager:
 
     def _verified(self, step: VerifyStep) -> None:
         starts, accepted = step.seq_lens.tolist(), step.accept_lens.tolist()
-        rows: list[int] = []
-        raw_rows: list[int] = []
+        raw: list[torch.Tensor] = []
+        rows: list[slice] = []  # of the step's, by planned request
         for order, planned in enumerate(step.plan):
             count, first = accepted[planned.place], planned.place * step.n
-            rows += range(first, first + count)
+            rows.append(slice(first, first + count))
             first = order * step.n if step.raw_planned else first
-            raw_rows += range(first, first + count)
-        of = torch.tensor(rows)
-        raw = step.raw[torch.tensor(raw_rows)] if step.raw_planned else step.raw[of]
-        aux = bf16_bits(step.hidden[of])
-        last = None if step.last is None else step.last[of]
-        teacher = teacher_rows(raw, self.teacher_k, step.predict[of], last)
+            raw.append(step.raw[first : first + count])
+        predict, aux = step.predict.numpy(), bf16_bits(step.hidden)
+        last = None if step.last is None else bf16_bits(step.last)
+        teacher = self._teacher.rows(raw, np.concatenate([predict[of] for of in rows]))
         at = 0
-        for planned in step.plan:
+        for planned, of in zip(step.plan, rows, strict=True):
             pos, count = starts[planned.place], accepted[planned.place]
-            part = slice(at, at + count)
+            part = teacher[at : at + count]
+            if last is not None:
+                part = replace(part, last_hidden=last[of])
             self.capture.saw_round(planned.sample, step.n - 1)
-            self._write(planned, pos, aux[part], pos, teacher[part])
+            self._write(planned, pos, aux[of], pos, part)
             at += count
 
     def _prefilled(self, step: PrefillStep) -> None:

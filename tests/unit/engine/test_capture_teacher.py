@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tide_platform.engine.teacher import bf16_bits, teacher_rows, top_k
+from tide_platform.engine.teacher import HostTeacher, bf16_bits, teacher_rows, top_k
 
 
 @settings(deadline=None, max_examples=30)
@@ -33,6 +33,34 @@ def test_teacher_rows_are_log_probabilities(dtype: torch.dtype) -> None:
     np.testing.assert_allclose(
         rows.token_logp, expected.gather(1, emitted.long().view(-1, 1)).view(-1).numpy(), rtol=1e-3
     )
+
+
+RUNS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(RUNS, min_size=1, max_size=3),
+    st.sampled_from([1000, 1024, 4096]),
+    st.booleans(),
+    st.integers(0, 1000),
+)
+def test_teacher_rows_of_runs_are_those_of_the_rows_together(
+    steps: list[list[int]], vocabulary: int, half: bool, seed: int
+) -> None:
+    """Step after step: what was made earlier stays as it was."""
+    made, teacher, random = [], HostTeacher(8), torch.Generator().manual_seed(seed)
+    for runs in steps:
+        raw = torch.randn(sum(runs), vocabulary, generator=random).to(
+            torch.bfloat16 if half else torch.float32
+        )
+        emitted = torch.randint(0, vocabulary, (len(raw),), generator=random, dtype=torch.int32)
+        made.append((teacher.rows(raw.split(runs), emitted.numpy()), teacher_rows(raw, 8, emitted)))
+    for found, expected in made:
+        for name in ("ids", "logp", "token_logp", "last_hidden"):
+            a, b = getattr(found, name), getattr(expected, name)
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
