@@ -44,6 +44,11 @@ class Feed:
         """Whether there is a ring that is read."""
         return self._reader is not None
 
+    @property
+    def capacity(self) -> int:
+        """Bytes of that ring; 0 where there is none."""
+        return self._reader.ring.capacity if self._reader else 0
+
     def follow(self) -> bool:
         """Looks whether the ring was replaced; ``True`` where one was left for good."""
         left = False

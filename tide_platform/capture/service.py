@@ -29,6 +29,9 @@ from tide_platform.config.locks import LockHeld, locked
 
 log = logging.getLogger("tide.spool")
 LOCK_FILE = "spool.lock"
+# between two looks at empty rings: each takes a core from the server's forward step for a moment
+_PAUSE_SECONDS = (0.005, 0.05)
+_RING_RATE = 1e9  # bytes a second that a server may write
 _RING_CHECK_SECONDS = 0.2
 _STATUS_SECONDS = 1.0
 _SAY_SECONDS = 30.0
@@ -138,6 +141,14 @@ class Spool:
         if now - self._reported > _STATUS_SECONDS:
             self._report()
         return busy
+
+    def pause(self) -> float:
+        """Seconds until the next look, where the last one found nothing: as many as fill a quarter of a ring
+        at most, within limits.
+        """
+        least, most = _PAUSE_SECONDS
+        rings = [feed.capacity for feed in self._feeds.values() if feed.attached]
+        return max(least, min([most, *(each / 4 / _RING_RATE for each in rings)]))
 
     def seal_and_wait(self) -> None:
         """Everything stored so far is durable when this returns."""

@@ -30,7 +30,6 @@ from tide_platform.config import TideError
 
 __all__ = ["STATUS_FILE", "Spool", "SpoolSettings", "main", "sealed_segments"]
 log = logging.getLogger("tide.spool")
-IDLE_SECONDS = 0.005
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -68,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         while not stop.is_set():
             if not spool.step():
-                stop.wait(IDLE_SECONDS)
+                stop.wait(spool.pause())
     except DiskStuck as error:
         log.error("%s", error)
     spool.close()
