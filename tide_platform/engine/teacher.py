@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 _BLOCK = 128
-_AT_ONCE = 16  # rows of a block of :class:`HostTeacher`: some megabytes of float32
+_AT_ONCE = 32  # rows of a block of :class:`HostTeacher`: some megabytes of float32
 
 
 @dataclass(frozen=True)
