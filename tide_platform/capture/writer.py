@@ -129,11 +129,14 @@ class RingWriter:
         if rid in self._dead:
             return False
         entry = self._open.get(rid)
+        aux = np.ascontiguousarray(aux)
         ids = np.ascontiguousarray(teacher_ids, np.int32)
         logp = np.ascontiguousarray(teacher_logp, np.float16)
         token = np.ascontiguousarray(token_logp, np.float16)
         given = np.ascontiguousarray(tokens, np.int32)
-        last = np.empty((len(token), 0), np.uint16) if last_hidden is None else last_hidden
+        last = np.ascontiguousarray(
+            np.empty((len(token), 0), np.uint16) if last_hidden is None else last_hidden
+        )
         shape = (len(token), self._k)
         if aux.dtype != np.uint16 or aux.ndim != 2 or aux.shape[1] != self._width:
             return self._drop(rid, "malformed")
@@ -309,7 +312,7 @@ class RingWriter:
         at = offset + ALIGN
         for array in arrays:
             # by the mapping: half the time of a numpy view of the target, for rows of a round
-            ring.memory[DATA_OFFSET + at : DATA_OFFSET + at + array.nbytes] = array
+            ring.memory[DATA_OFFSET + at : DATA_OFFSET + at + array.nbytes] = array.data
             at += array.nbytes
         checked = ALIGN if kind == Kind.PAD else length
         CRC.pack_into(ring.memory, DATA_OFFSET + offset + CRC_OFFSET, record_crc(ring.data, offset, checked))

@@ -1,8 +1,11 @@
 """The ring: never blocks, never tears a sample, survives its reader."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from tests.synthetic import STREAM, assert_same, begin, finish, make_sample, send, write_rows
+from tests.synthetic import LAST_STREAM, STREAM, assert_same, begin, finish, make_sample, send, write_rows
 from tide_platform.capture.assemble import Assembler
 from tide_platform.capture.reader import RingReader
 from tide_platform.capture.ring import Ring, RingUnusable
@@ -31,6 +34,16 @@ def test_a_sample_comes_out_as_it_went_in(ring):
     (found,) = drain(RingReader(Ring.open(ring.path)), Assembler(STREAM, 4096))
     assert_same(found, wanted)
     assert writer.dropped == {} and (writer.samples, writer.rows) == (1, 20)
+
+
+def test_rows_that_do_not_lie_together_are_written_as_they_read(tmp_path):
+    ring = Ring.create(tmp_path / "last", BYTES, LAST_STREAM)
+    writer, wanted = RingWriter(ring), make_sample("a", 20, stream=LAST_STREAM)
+    spread = {name: np.repeat(array, 2, -1)[..., ::2] for name, array in wanted.tensors.items()}
+    assert not spread["aux"].flags.c_contiguous and not spread["last_hidden"].flags.c_contiguous
+    assert send(writer, replace(wanted, tensors=spread))
+    (found,) = drain(RingReader(ring), Assembler(LAST_STREAM, 4096))
+    assert_same(found, wanted)
 
 
 def test_interleaved_requests_do_not_mix(ring):
