@@ -285,7 +285,13 @@ def test_a_stream_that_the_client_leaves_is_an_aborted_sample(server: EngineServ
     ):
         chunks = s.iter_lines()
         seen = [next(chunks) for _ in range(6)]
+        # SGLang aborts two seconds after a client has left: a fast machine would be done by then
+        with server.client() as other:
+            other.post("/pause_generation", json={"mode": "in_place"}).raise_for_status()
     assert seen
+    time.sleep(3)
+    with server.client() as client:
+        client.post("/continue_generation", json={}).raise_for_status()
     samples = wait_for(
         lambda: [s for s in server.sealed() if s.meta.tenant == "left" and s.meta.verify_rounds]
     )
