@@ -148,8 +148,8 @@ class RingWriter:
             return self._drop(rid, "malformed")
         body = (aux, ids, logp, token, last, given)
         if sum(part.nbytes for part in body) <= self._piece:
-            rows = len(aux), teacher_pos, len(token), tokens_pos, len(given)
-            parts = [_Part(Kind.ROWS, body, pos, *rows)]
+            numbers = pos, len(aux), teacher_pos, len(token), tokens_pos, len(given)
+            parts = [_Part(Kind.ROWS, body, *numbers)]
         else:
             parts = self._rows(pos, aux, teacher_pos, (ids, logp, token, last))
             parts = self._with_tokens(parts, tokens_pos, given)
@@ -309,10 +309,10 @@ class RingWriter:
             start,
             *numbers,
         )
-        at = offset + ALIGN
+        at = DATA_OFFSET + offset + ALIGN
         for array in arrays:
             # by the mapping: half the time of a numpy view of the target, for rows of a round
-            ring.memory[DATA_OFFSET + at : DATA_OFFSET + at + array.nbytes] = array.data
+            ring.memory[at : at + array.nbytes] = array.data
             at += array.nbytes
         checked = ALIGN if kind == Kind.PAD else length
         CRC.pack_into(ring.memory, DATA_OFFSET + offset + CRC_OFFSET, record_crc(ring.data, offset, checked))

@@ -1,7 +1,7 @@
 """Waits for the pods of one attempt, with timeouts that end it, and tells in words what becomes of them."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -207,7 +207,7 @@ class Watch:
         until = time.monotonic() + (self.limits.settle if self.pods > 1 else 0)
         while isinstance(fault, TrainerFailed) and time.monotonic() < until:
             # now: the Job's controller deletes the peers of a pod that failed, and their logs go with them
-            self._keep_logs(self._seen)
+            self._keep_logs()
             if (found := self._look()) is not None:
                 others = self._patient("events", lambda of=found: self._behind(of)) or []
                 fault = min([fault, *others], key=_telling)
@@ -237,9 +237,9 @@ class Watch:
         index = rank // self.processes
         return next((view.name for view in self._seen.values() if view.index == index), None)
 
-    def _keep_logs(self, pods: Iterable[str]) -> None:
-        """Of those that there are, as far as the API server answers: each is asked for again."""
-        for pod in pods:
+    def _keep_logs(self) -> None:
+        """Of all pods that were seen, as far as the API server answers: each is asked for again."""
+        for pod in self._seen:
             with suppress(ApiUnavailable):
                 if log := self.api.log_tail(pod, CONTAINER, LOG_LINES):
                     self._logs[pod] = log

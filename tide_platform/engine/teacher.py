@@ -74,12 +74,7 @@ def teacher_tensors(
 
     A whole log-softmax is one fused pass, cheaper on a CPU than ``logsumexp``, which makes two.
     """
-    return _kept(torch.log_softmax(raw_RV.float(), -1), k, emitted_R)
-
-
-def _kept(
-    logp_RV: torch.Tensor, k: int, emitted_R: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    logp_RV = torch.log_softmax(raw_RV.float(), -1)
     logp, ids = top_k(logp_RV, k)
     token_logp = logp_RV.gather(1, emitted_R.long().view(-1, 1)).view(-1)
     return ids.to(torch.int32), logp.half(), token_logp.half()
